@@ -1,0 +1,56 @@
+"""`oasis eval`."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from oasis_cli.cli.options import common_options, device_option, json_option, threads_option
+from oasis_cli.cli.render import emit_json, head, progress_bars, show_table
+
+
+@click.command(
+    name="eval", epilog="Example: oasis eval quantized --ppl wikitext2 --ppl my-text.txt --seqlen 2048 --limit 8"
+)
+@click.argument("target")
+@click.option("--ppl", multiple=True, metavar="NAME|PATH", help="wikitext2, c4, ptb, a hub id or a file; repeatable.")
+@click.option("--recipe", type=click.Path(path_type=Path), metavar="FILE", help="Take settings from a recipe.")
+@click.option("--seqlen", type=int, help="Tokens in a window.  [default: 2048]")
+@click.option("--limit", type=int, help="Windows of each text.  [default: all]")
+@device_option
+@threads_option
+@json_option
+@common_options
+def command(
+    target: str, ppl: tuple[str, ...], recipe: Path | None, device: str, threads: int | None, **given: Any
+) -> None:
+    """Perplexity of TARGET: a model, a quantized folder, or an image (run bit-true, on the CPU).
+
+    Windows of --seqlen tokens that do not overlap, mean over all predicted tokens, as the quantization papers do.
+    Without --ppl the text is the documentation that comes with Python.
+    """
+    from oasis_cli.models.device import resolve_device
+    from oasis_cli.pipeline.evaluating import evaluate
+    from oasis_cli.pipeline.recipe import stage_settings
+    from oasis_cli.pipeline.settings import override
+
+    options = override(stage_settings(recipe).eval, given | {"ppl": ppl or None})
+    with progress_bars() as progress:
+        result = evaluate(target, options, device=str(resolve_device(device, threads)), progress=progress)
+    rows = [
+        [
+            found.data,
+            f"{found.value:.3f}" + (f" ± {found.stderr:.3f}" if found.stderr is not None else ""),
+            f"{found.tokens:,}",
+            f"{found.windows} x {found.seqlen}",
+            "yes" if found.bos else "no",
+        ]
+        for found in result.perplexities
+    ]
+    show_table(
+        f"Perplexity of {result.target} ({result.kind})",
+        ["text", "perplexity", "tokens", "windows", "BOS"],
+        rows,
+        numeric=[1, 2, 3],
+    )
+    emit_json(head("eval", result.inputs) | result.to_json())

@@ -1,0 +1,103 @@
+"""Options that several commands share, and what they set up."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_DEBUG: Final = "oasis.debug"
+_QUIET: Final = "oasis.quiet"
+_JSON: Final = "oasis.json"
+
+
+def _remember(key: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """Keep an option's value for the whole invocation, whether it came before the command or after it."""
+
+    def callback(ctx: click.Context, _: click.Parameter, value: Any) -> Any:
+        if value:
+            ctx.find_root().meta[key] = value
+            ctx.meta[key] = value
+        return value
+
+    return callback
+
+
+def _set_level(level: int) -> Callable[[click.Context, click.Parameter, bool], bool]:
+    def callback(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
+        if value:
+            logging.getLogger("oasis_cli").setLevel(level)
+        return value
+
+    return callback
+
+
+def _quiet(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
+    _set_level(logging.WARNING)(ctx, param, value)
+    return bool(_remember(_QUIET)(ctx, param, value))
+
+
+def common_options(command: F) -> F:
+    """`-q`, `-v` and `--debug`, which every command takes and the group too."""
+    for decorator in (
+        click.option("--debug", is_flag=True, expose_value=False, callback=_remember(_DEBUG), help="Show tracebacks."),
+        click.option(
+            "-v", "--verbose", is_flag=True, expose_value=False, callback=_set_level(logging.DEBUG), help="Log details."
+        ),
+        click.option("-q", "--quiet", is_flag=True, expose_value=False, callback=_quiet, help="Show warnings only."),
+    ):
+        command = decorator(command)
+    _configure_logging()
+    return command
+
+
+def json_option(command: F) -> F:
+    """`--json F`: write the machine-readable result."""
+    return click.option(
+        "--json",
+        "json_target",
+        metavar="FILE",
+        expose_value=False,
+        callback=_remember(_JSON),
+        help="Write the result as JSON; '-' for standard output, then nothing else goes there.",
+    )(command)
+
+
+def _configure_logging() -> None:
+    logger = logging.getLogger("oasis_cli")
+    if not logger.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+
+
+def debug_wanted(ctx: click.Context) -> bool:
+    """Whether --debug was given anywhere."""
+    return bool(ctx.find_root().meta.get(_DEBUG))
+
+
+def quiet_wanted() -> bool:
+    """Whether -q was given anywhere."""
+    return bool(click.get_current_context().find_root().meta.get(_QUIET))
+
+
+def json_target() -> str | None:
+    """Where --json wants the result: a path, '-' or None."""
+    target: str | None = click.get_current_context().find_root().meta.get(_JSON)
+    return target
+
+
+out_option = click.option(
+    "--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Folder for the result."
+)
+resume_option = click.option("--resume", is_flag=True, help="Go on where an interrupted run stopped.")
+overwrite_option = click.option("--overwrite", is_flag=True, help="Replace an earlier result of the same kind.")
+device_option = click.option(
+    "--device", default="auto", show_default=True, metavar="NAME", help="cpu, cuda, cuda:1, mps, or auto."
+)
+threads_option = click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: all cores]")

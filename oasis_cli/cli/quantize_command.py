@@ -1,0 +1,81 @@
+"""`oasis quantize`."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from oasis_cli.cli.options import (
+    common_options,
+    json_option,
+    out_option,
+    overwrite_option,
+    resume_option,
+    threads_option,
+)
+from oasis_cli.cli.render import emit_json, head, megabytes, progress_bars, show_pairs
+
+
+@click.command(
+    name="quantize",
+    epilog="Example: oasis quantize ./SmolLM2-135M --calibration calibration --method oasis --out quantized",
+)
+@click.argument("model")
+@out_option
+@click.option(
+    "--calibration", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Of this very model."
+)
+@click.option("--recipe", type=click.Path(path_type=Path), metavar="FILE", help="Take settings from a recipe.")
+@click.option("--method", metavar="NAME", help="oasis (dynamic outliers) or oasis-s (static).  [default: oasis]")
+@click.option("--weight-bits", type=int, help="Bits of weight indices, 1 to 4.  [default: 4]")
+@click.option("--act-bits", type=int, help="Bits of activation indices, 1 to 4.  [default: 4]")
+@click.option("--outliers", "outlier_fraction", type=float, help="Outliers a side.  [default: as calibrated]")
+@click.option("--codebook-grid", metavar="GRID", help="int8 (exact LUTs) or fp16.  [default: int8]")
+@click.option("--seed", type=int, help="Of K-Means.  [default: 0]")
+@threads_option
+@resume_option
+@overwrite_option
+@json_option
+@common_options
+def command(
+    model: str,
+    out: Path,
+    calibration: Path,
+    recipe: Path | None,
+    threads: int | None,
+    resume: bool,
+    overwrite: bool,
+    **given: Any,
+) -> None:
+    """Turn the weights of MODEL's linear layers into indices, codebooks and scales.
+
+    The result is a Hugging Face folder; embeddings, norms, biases and the output head stay as they are.
+    """
+    from oasis_cli.models.checkpoint import open_checkpoint
+    from oasis_cli.models.device import resolve_device
+    from oasis_cli.pipeline.recipe import stage_settings
+    from oasis_cli.pipeline.settings import override
+    from oasis_cli.quantization import quantize
+
+    options = override(stage_settings(recipe).quantize, given)
+    resolve_device("cpu", threads)
+    checkpoint = open_checkpoint(model)
+    with progress_bars() as progress:
+        result = quantize(checkpoint, out, calibration, options, resume=resume, overwrite=overwrite, progress=progress)
+    show_pairs(
+        f"{checkpoint.name}, quantized: {options.method} W{options.weight_bits}A{options.act_bits}",
+        {
+            "folder": str(result.folder),
+            "layers": str(result.layers),
+            "their size": f"{megabytes(result.bytes_before)} at 16 bits -> {megabytes(result.bytes_after)}",
+            "left as it is": megabytes(result.bytes_other),
+            "weight error": f"{result.relative_error:.3%} of the weights' squares",
+            "time": f"{result.seconds:.1f} s",
+        },
+    )
+    emit_json(
+        head("quantize", {"model": result.model_digest})
+        | {"folder": str(result.folder), "layers": result.layers, "relative_error": result.relative_error}
+        | {"bytes": {"before": result.bytes_before, "after": result.bytes_after, "other": result.bytes_other}}
+        | {"seconds": result.seconds}
+    )

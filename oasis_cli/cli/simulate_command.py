@@ -1,0 +1,106 @@
+"""`oasis simulate`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from oasis_cli.cli.options import common_options, json_option
+from oasis_cli.cli.render import emit_json, head, progress_bars
+from oasis_cli.cli.simulation_tables import show_functional, show_simulation
+
+if TYPE_CHECKING:
+    from oasis_cli.pipeline.settings import SimulationSettings
+
+
+@click.command(
+    name="simulate",
+    epilog="Examples: oasis simulate image --decode 256;  oasis simulate --shape llama-2-7b --prefill 512;  "
+    "oasis simulate image --functional --reference quantized",
+)
+@click.argument("image", type=click.Path(path_type=Path), required=False)
+@click.option("--shape", metavar="NAME|FILE", help="Time a model by its sizes alone, without weights.")
+@click.option("--target", metavar="NAME|FILE", help="Accelerator.  [default: the image's, or oasis-28nm]")
+@click.option("--recipe", type=click.Path(path_type=Path), metavar="FILE", help="Take settings from a recipe.")
+@click.option("--batch", type=int, help="Sequences side by side.  [default: 1]")
+@click.option("--prefill", type=int, help="Tokens of each prompt.  [default: 0]")
+@click.option("--decode", type=int, help="Tokens to generate.  [default: 2048]")
+@click.option("--weight-bits", type=click.IntRange(1, 4), default=4, show_default=True, help="With --shape.")
+@click.option("--act-bits", type=click.IntRange(1, 4), default=4, show_default=True, help="With --shape.")
+@click.option("--outliers", type=click.FloatRange(0, 0.5), default=0.005, show_default=True, help="With --shape.")
+@click.option("--functional", is_flag=True, help="Run the image bit-true on tokens, too.")
+@click.option("--reference", type=click.Path(path_type=Path), metavar="DIR", help="Quantized folder to compare with.")
+@click.option("--ppl", metavar="NAME|PATH", help="Text for --functional.  [default: Python's documentation]")
+@click.option("--seqlen", type=click.IntRange(2), default=256, show_default=True, help="Window for --functional.")
+@click.option("--limit", type=click.IntRange(1), default=1, show_default=True, help="Windows for --functional.")
+@click.option(
+    "--engine",
+    type=click.Choice(["counted", "gathered"]),
+    default="counted",
+    show_default=True,
+    help="counted: as the hardware; gathered: faster, same bits.",
+)
+@json_option
+@common_options
+def command(
+    image: Path | None,
+    shape: str | None,
+    target: str | None,
+    recipe: Path | None,
+    weight_bits: int,
+    act_bits: int,
+    outliers: float,
+    functional: bool,
+    reference: Path | None,
+    ppl: str | None,
+    seqlen: int,
+    limit: int,
+    engine: Any,
+    **given: Any,
+) -> None:
+    """Cycles, traffic and energy of IMAGE, or of a model's sizes with --shape, on the accelerator."""
+    if (image is None) == (shape is None):
+        raise click.UsageError("name an image, or a model's sizes with --shape; one of the two")
+    if functional and image is None:
+        raise click.UsageError("--functional needs an image: sizes alone compute nothing")
+    if reference is not None and not functional:
+        raise click.UsageError("--reference goes with --functional")
+    options = _settings(recipe, given)
+    result: dict[str, Any] = {}
+    inputs: dict[str, str] = {}
+    if image is not None:
+        from oasis_cli.pipeline.simulating import run_functional, simulate_image
+
+        report, inputs["image"] = simulate_image(image, options, target)
+        if functional:
+            with progress_bars() as progress:
+                run = run_functional(
+                    image, text=ppl, seqlen=seqlen, limit=limit, reference=reference, engine=engine, progress=progress
+                )
+            show_functional(run)
+            result["functional"] = run.to_json()
+            inputs[run.perplexity.data] = run.perplexity.digest
+    else:
+        from oasis_cli.pipeline.shapes import simulate_shape
+
+        report = simulate_shape(
+            str(shape),
+            options,
+            target or "oasis-28nm",
+            weight_bits=weight_bits,
+            act_bits=act_bits,
+            outlier_fraction=outliers,
+        )
+    show_simulation(report)
+    emit_json(head("simulate", inputs) | report.to_json() | result)
+
+
+def _settings(recipe: Path | None, given: dict[str, Any]) -> "SimulationSettings":
+    """The recipe's settings, if there is one, under the options given; without a recipe nothing heavy is imported."""
+    from oasis_cli.pipeline.settings import SimulationSettings, override
+
+    if recipe is None:
+        return override(SimulationSettings(), given)
+    from oasis_cli.pipeline.recipe import stage_settings
+
+    return override(stage_settings(recipe).simulate, given)

@@ -1,0 +1,1 @@
+"""Text, and the batches of tokens that calibration and evaluation take from it."""

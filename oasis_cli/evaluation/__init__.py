@@ -1,0 +1,1 @@
+"""How good a model is: over anything that yields logits."""

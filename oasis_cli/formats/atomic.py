@@ -1,0 +1,129 @@
+"""Writes that are there whole or not at all: a temporary name beside the target, then a rename."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from oasis_cli.errors import InputError
+
+
+def explain(error: OSError, path: Path) -> InputError:
+    """The sentence for a write that the system refused (full disk, no permission, vanished folder)."""
+    reason = (error.strerror or str(error)).lower()
+    return InputError(f"{path}: cannot be written ({reason}); nothing was changed: free space or choose another place")
+
+
+def partial_name(path: Path) -> Path:
+    """The temporary name that stands in for `path` while it is being written."""
+    return path.with_name(f".{path.name}.partial")
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary path; on success it becomes `path`, on any failure it is removed.
+
+    Raises:
+        InputError: the system refused the write.
+    """
+    temporary = partial_name(path)
+    try:
+        yield temporary
+        with temporary.open("rb+") as written:
+            os.fsync(written.fileno())
+        temporary.chmod(0o666 & ~_umask())  # some libraries create files that only their owner may read
+        temporary.replace(path)
+    except BaseException as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise explain(error, path) from error
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small text file atomically, UTF-8 with the newlines given."""
+    with atomic_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="")
+
+
+def refuse_occupied(path: Path, marker: str, overwrite: bool) -> None:
+    """Check early that `path` may become an output folder, before hours of work.
+
+    Args:
+        path: the folder to be written.
+        marker: a file that tells an earlier artifact of the same kind, the only thing that `overwrite` may replace.
+        overwrite: whether the user allowed to replace it.
+
+    Raises:
+        InputError: something else is there, or `overwrite` was not given, or the place cannot be written.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        raise InputError(f"{path}: is not a folder; choose another --out")
+    if path.is_dir() and any(path.iterdir()):
+        if not (path / marker).is_file():
+            raise InputError(f"{path}: already holds something else; choose another --out")
+        if not overwrite:
+            raise InputError(f"{path}: already holds a finished result; choose another --out or pass --overwrite")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        probe = path.parent / f".{path.name}.probe-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise explain(error, path) from error
+
+
+@contextmanager
+def output_directory(
+    path: Path, marker: str, *, overwrite: bool = False, resumable: bool = False, resume: bool = False
+) -> Iterator[Path]:
+    """Yield a folder under a temporary name; on success it becomes `path`.
+
+    Args:
+        path: the folder wanted.
+        marker: see `refuse_occupied`; the caller must have written it by the end.
+        overwrite: replace an earlier artifact that holds `marker`.
+        resumable: an interrupted run leaves the temporary folder, for a later one to go on in it.
+        resume: take up the temporary folder of an interrupted run; without it, start afresh.
+
+    Raises:
+        InputError: the place is occupied, or the system refused the write.
+    """
+    refuse_occupied(path, marker, overwrite)
+    temporary = partial_name(path)
+    try:
+        if temporary.exists() and not resume:
+            shutil.rmtree(temporary)
+        temporary.mkdir(exist_ok=True)
+        yield temporary
+        _swap(temporary, path)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise explain(error, path) from error
+    except KeyboardInterrupt:
+        if not resumable:
+            shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _swap(temporary: Path, path: Path) -> None:
+    """Rename `temporary` to `path`; an earlier artifact goes only once the new one stands."""
+    old = path.with_name(f".{path.name}.old")
+    if path.exists():
+        if old.exists():
+            shutil.rmtree(old)
+        path.rename(old)
+    temporary.rename(path)
+    if old.exists():
+        shutil.rmtree(old)

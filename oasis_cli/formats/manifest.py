@@ -1,0 +1,121 @@
+"""The block that opens every manifest, digests, and JSON files that are checked on reading."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from oasis_cli.errors import InputError
+from oasis_cli.formats.atomic import write_text
+from oasis_cli.version import __version__
+
+_CHUNK = 1 << 22
+_MAX_JSON_BYTES = 1 << 28
+
+
+def digest_bytes(data: bytes) -> str:
+    """SHA-256 of `data`, as `sha256:<hex>`."""
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def digest_file(path: Path) -> str:
+    """SHA-256 of a file's bytes, as `sha256:<hex>`.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    return "sha256:" + digest.hexdigest()
+
+
+def digest_of(parts: Mapping[str, str] | Iterable[tuple[str, str]]) -> str:
+    """One digest over named digests, independent of their order."""
+    return digest_bytes(json.dumps(sorted(dict(parts).items())).encode())
+
+
+def manifest(
+    kind: str, schema_version: int, created_from: Mapping[str, str], recipe: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The opening block: what this is, who wrote it, from what, with which settings."""
+    return {
+        "kind": kind,
+        "schema_version": schema_version,
+        "tool_version": __version__,
+        "created_from": dict(created_from),
+        "recipe": dict(recipe),
+    }
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON atomically with sorted keys, so that equal content gives equal bytes."""
+    write_text(path, json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        InputError: absent, unreadable, far too large, or not a JSON object.
+    """
+    try:
+        if path.stat().st_size > _MAX_JSON_BYTES:
+            raise InputError(f"{path}: {path.stat().st_size:,} bytes are too many for a manifest; it is damaged")
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path}: not found") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise InputError(f"{path}: damaged, not JSON ({error}); write it again") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{path}: damaged, holds {type(value).__name__} where an object is due; write it again")
+    return value
+
+
+def read_manifest(path: Path, kind: str, schema_version: int) -> dict[str, Any]:
+    """Read a manifest of the given kind.
+
+    Raises:
+        InputError: not there, another kind of artifact, or written by a newer version of the tool.
+    """
+    value = read_json(path)
+    if value.get("kind") != kind:
+        raise InputError(f"{path}: is {value.get('kind')!r}, not a {kind}; name the right folder")
+    check_version(value.get("schema_version"), schema_version, str(path))
+    return value
+
+
+def check_version(found: object, known: int, where: str) -> None:
+    """Refuse a schema that is newer than this tool, or no version at all.
+
+    Raises:
+        InputError: as said.
+    """
+    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+        raise InputError(f"{where}: damaged, schema_version is {found!r}; write it again")
+    if found > known:
+        raise InputError(
+            f"{where}: written by a newer version of oasis (schema {found}, known up to {known}); upgrade oasis"
+        )
+
+
+def refuse_other_run(path: Path, existing: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """For --resume: whether a finished artifact is the very one that is wanted.
+
+    Raises:
+        InputError: it came from other inputs or settings, naming those that differ.
+    """
+    for part in ("created_from", "recipe"):
+        before, now = dict(existing.get(part) or {}), dict(wanted[part])
+        differing = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+        if differing:
+            raise InputError(
+                f"{path}: finished with another {', '.join(differing)}; choose another --out or pass --overwrite"
+            )

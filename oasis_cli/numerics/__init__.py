@@ -1,0 +1,1 @@
+"""The numeric contract as pure tensor functions: no files, no model, no command line."""

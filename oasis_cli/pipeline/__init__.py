@@ -1,0 +1,1 @@
+"""Chains of stages: anything that yields logits opened by one call, recipes, runs and the demo."""

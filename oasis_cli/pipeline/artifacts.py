@@ -1,0 +1,47 @@
+"""What a path is: a model, a calibration, a quantized model, an image or a recipe."""
+
+from enum import Enum
+from pathlib import Path
+
+from oasis_cli.errors import InputError
+from oasis_cli.formats.calibration import MANIFEST_NAME
+from oasis_cli.formats.manifest import read_json
+from oasis_cli.formats.quantized import QUANT_METHOD
+
+
+class Kind(Enum):
+    """Kinds of artifact."""
+
+    MODEL = "model"
+    CALIBRATION = "calibration"
+    QUANTIZED = "quantized model"
+    IMAGE = "image"
+
+
+IMAGE_NAME = "model.oimg"
+
+
+def kind_of(path: str | Path) -> Kind:
+    """Tell what a path, or else a hub id, names.
+
+    Raises:
+        InputError: a folder that is none of the kinds.
+    """
+    place = Path(path)
+    if place.suffix == ".oimg" or (place / IMAGE_NAME).is_file():
+        return Kind.IMAGE
+    if (place / MANIFEST_NAME).is_file():
+        return Kind.CALIBRATION
+    config = place / "config.json"
+    if config.is_file():
+        block = read_json(config).get("quantization_config")
+        return Kind.QUANTIZED if isinstance(block, dict) and block.get("quant_method") == QUANT_METHOD else Kind.MODEL
+    if place.is_dir() and not any(place.glob("*.gguf")) and any(place.iterdir()):
+        raise InputError(f"{path}: neither a model, a calibration, a quantized model nor an image")
+    return Kind.MODEL
+
+
+def image_file(path: str | Path) -> Path:
+    """The image's file, given it or its folder."""
+    place = Path(path)
+    return place if place.suffix == ".oimg" else place / IMAGE_NAME

@@ -1,0 +1,142 @@
+"""The eval stage: perplexity of an original, a quantized folder or an image, all by the same lines of code."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from oasis_cli.data.text import load_text
+from oasis_cli.data.windows import token_windows
+from oasis_cli.errors import InputError
+from oasis_cli.evaluation.perplexity import PerplexityResult, perplexity
+from oasis_cli.formats.manifest import digest_file
+from oasis_cli.models.checkpoint import load_tokenizer, open_checkpoint
+from oasis_cli.pipeline.artifacts import Kind, image_file, kind_of
+from oasis_cli.pipeline.settings import EvaluationSettings
+from oasis_cli.progress import SILENT, Progress
+from oasis_cli.runtime.loading import load, open_quantized
+from oasis_cli.simulator.functional import FunctionalSimulator
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Something that yields logits.
+
+    Attributes:
+        kind: what it is.
+        name: what to call it.
+        digest: of its weights.
+        logits: from tokens, int64 [1, T], to [1, T, vocabulary].
+        tokenizer: of transformers.
+        vocabulary: tokens that the model knows.
+        positions: longest window.
+    """
+
+    kind: Kind
+    name: str
+    digest: str
+    logits: Callable[[Tensor], Tensor]
+    tokenizer: Any
+    vocabulary: int
+    positions: int | None
+
+
+def open_logits(target: str | Path, device: str = "cpu", progress: Progress = SILENT) -> Opened:
+    """Open a model, a quantized folder or an image for evaluation.
+
+    Raises:
+        InputError: it is something else, or damaged.
+    """
+    kind = kind_of(target)
+    if kind is Kind.IMAGE:
+        return _open_image(image_file(target), progress)
+    if kind is Kind.CALIBRATION:
+        raise InputError(f"{target}: a calibration yields no logits; name a model, a quantized folder or an image")
+    if kind is Kind.QUANTIZED:
+        checkpoint, _ = open_quantized(target)
+        model = load(target, device=device)
+    else:
+        checkpoint = open_checkpoint(target)
+        model = checkpoint.load_model(device=device, progress=progress)
+    return Opened(
+        kind=kind,
+        name=checkpoint.name,
+        digest=checkpoint.digest,
+        logits=lambda tokens: model(input_ids=tokens.to(device), use_cache=False).logits,
+        tokenizer=checkpoint.load_tokenizer(),
+        vocabulary=model.get_input_embeddings().weight.shape[0],
+        positions=getattr(model.config, "max_position_embeddings", None),
+    )
+
+
+def _open_image(path: Path, progress: Progress) -> Opened:
+    simulator = FunctionalSimulator(path, engine="gathered", progress=progress)
+    shape = simulator.metadata.shape
+    return Opened(
+        kind=Kind.IMAGE,
+        name=path.parent.name,
+        digest=digest_file(path),
+        logits=simulator.logits,
+        tokenizer=load_tokenizer(path.parent),
+        vocabulary=shape.vocab,
+        positions=shape.max_positions,
+    )
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """Perplexities of one target.
+
+    Attributes:
+        target: its name.
+        kind: what it is.
+        digest: of its weights.
+        perplexities: one a text.
+    """
+
+    target: str
+    kind: str
+    digest: str
+    perplexities: tuple[PerplexityResult, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The `perplexity` entry of the result, with what it was measured on."""
+        return {
+            "target": self.target,
+            "kind": self.kind,
+            "perplexity": [found.to_json() for found in self.perplexities],
+        }
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """Digests of everything that went in."""
+        return {"model": self.digest} | {found.data: found.digest for found in self.perplexities}
+
+
+def evaluate(
+    target: str | Path, options: EvaluationSettings, *, device: str = "cpu", progress: Progress = SILENT
+) -> EvaluationResult:
+    """Measure perplexity, as the quantization papers do.
+
+    Args:
+        target: a model (folder, GGUF file, hub id), a quantized folder or an image.
+        options: texts, window length and limit.
+        device: where a model runs; images are simulated on the CPU.
+        progress: who is told.
+
+    Raises:
+        InputError: a text shorter than a window, a window longer than the model's positions, logits not finite.
+    """
+    sources = [load_text(name, "evaluation") for name in options.ppl or (None,)]
+    opened = open_logits(target, device, progress)
+    if opened.positions is not None and options.seqlen > opened.positions:
+        raise InputError(
+            f"{opened.name}: has {opened.positions} positions, fewer than --seqlen {options.seqlen}; take a shorter one"
+        )
+    windows = [
+        token_windows(source, opened.tokenizer, options.seqlen, options.limit, opened.vocabulary) for source in sources
+    ]
+    found = tuple(perplexity(opened.logits, each, progress) for each in windows)
+    return EvaluationResult(opened.name, opened.kind.value, opened.digest, found)
