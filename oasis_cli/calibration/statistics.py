@@ -56,6 +56,9 @@ class SiteStatistics:
             InputError: a value is not finite.
         """
         x, gradient = x.float(), gradient.float()
+        for what, tensor in (("an activation", x), ("a gradient", gradient)):
+            if not bool(tensor.sum().isfinite()):  # a sum keeps the mark of any value that is not finite
+                raise InputError(f"{name}: {what} is not finite; the model overflows in this dtype or is damaged")
         k = outlier_count(x.shape[1], fraction)
         scale = token_scale(x, kind, k)
         leave_out = (scale == 0)[:, None].expand_as(x)
@@ -70,10 +73,6 @@ class SiteStatistics:
         seen = torch.stack([scale.min(), scale.max(), x.min(), x.max()]).cpu()
         self.extremes[0::2] = torch.minimum(self.extremes[0::2], seen[0::2])
         self.extremes[1::2] = torch.maximum(self.extremes[1::2], seen[1::2])
-        # sums keep the mark of any value that was not finite
-        for what, total in (("an activation", self.second_moments), ("a gradient", self.histogram.weight)):
-            if not bool(total.isfinite().all()):
-                raise InputError(f"{name}: {what} is not finite; the model overflows in this dtype or is damaged")
 
     @property
     def tokens(self) -> int:

@@ -87,7 +87,8 @@ def compile_model(
     source = open_quantized(quantized_folder)
     files = {name: path for name in TOKENIZER_FILES if (path := quantized_folder / name).is_file()}
     digests = {name: digest_file(path) for name, path in files.items()}
-    plan = plan_image(source, ImageTarget(target.name, target.pe_line.count), digests)
+    line = target.pe_line
+    plan = plan_image(source, ImageTarget(target.name, line.count, line.mac_tree_inputs), digests)
     with output_directory(out, MAP_NAME, overwrite=overwrite) as folder:
         write_image(folder / IMAGE_NAME, plan.drafts, progress)
         image = open_image(folder)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from oasis_cli.compiler.source import CURE, QuantizedFolder
 from oasis_cli.errors import InputError
-from oasis_cli.formats.packing import packed_length
 from oasis_cli.formats.quantized import declare_layer
 from oasis_cli.formats.weight_order import stream_order
 from oasis_cli.numerics.codebook import Codebook, boundaries
@@ -117,8 +116,6 @@ def packed_rows(source: QuantizedFolder, name: str) -> npt.NDArray[np.uint8]:
     tensor, spec = f"{name}.weight", source.spec
     layer, levels = spec.layers[name], 1 << spec.weight_bits
     rows = source.load(tensor)
-    if rows.shape[1] != packed_length(layer.in_features):
-        raise ValueError(f"{tensor} was not declared")
     low, high = torch.bitwise_and(rows, 0xF), rows >> 4
     if layer.in_features % 2 and bool(high[:, -1].any()):
         raise InputError(f"{source.where(tensor)}: the last half byte of a channel is not zero; {CURE}")

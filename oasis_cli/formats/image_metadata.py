@@ -25,10 +25,11 @@ class TokenIds:
 
 @dataclass(frozen=True, config=_STRICT)
 class ImageTarget:
-    """The accelerator for which the weights were laid out."""
+    """The accelerator for which the weights were laid out: its name, lines, and inputs of each line's MAC tree."""
 
     name: str
     pe_lines: int
+    mac_tree_inputs: int
 
 
 @dataclass(frozen=True, config=_STRICT)

@@ -1,7 +1,8 @@
 """Opening a model: a Hugging Face folder, a GGUF file, or a hub id, checked before anything is loaded."""
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,12 +25,13 @@ from oasis_cli.formats.manifest import digest_file, digest_of
 from oasis_cli.models.configuration import CONFIG_FILE, read_folder_config, read_gguf_config
 from oasis_cli.models.gguf_file import GgufHeader, is_gguf, read_gguf_header, read_gguf_weights
 from oasis_cli.models.quiet import quiet_transformers
-from oasis_cli.models.safetensors_files import find_weight_files
+from oasis_cli.models.safetensors_files import find_weight_files, read_header
 from oasis_cli.progress import SILENT, Progress
 
 _HUB_ID: Final = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _HUB_FILES: Final = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 _TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json")
+_FLOATS: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -238,8 +240,18 @@ def _open_folder(folder: Path, name: str) -> Checkpoint:
         if len(packed) > 1:
             raise InputError(f"{folder}: holds {len(packed)} GGUF files; name one of them, such as {packed[0].name}")
         return _open_file(packed[0])
-    config = read_folder_config(folder)
-    return Checkpoint(folder, "folder", name, config, find_weight_files(folder), _quantization(config))
+    config, weights = read_folder_config(folder), find_weight_files(folder)
+    quantization = _quantization(config)
+    if config.dtype is None and quantization is None:
+        config.dtype = _stored_dtype(weights)
+    return Checkpoint(folder, "folder", name, config, weights, quantization)
+
+
+def _stored_dtype(files: Sequence[Path]) -> torch.dtype:
+    """The type of the largest tensor, where the configuration does not say any."""
+    tensors = (tensor for file in files for tensor in read_header(file).values())
+    largest = max(tensors, key=lambda tensor: math.prod(tensor.shape), default=None)
+    return _FLOATS.get(largest.dtype if largest else "F32", torch.float32)
 
 
 def _quantization(config: PretrainedConfig) -> str | None:

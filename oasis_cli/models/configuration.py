@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoConfig, PretrainedConfig
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from oasis_cli.errors import InputError
@@ -67,6 +67,8 @@ def _checked(path: Path, folder: Path, **options: Any) -> PretrainedConfig:
     except _DAMAGE as error:
         raise _damaged(path, " ".join(str(error).split())) from error
     _check_values(path, config)
+    # GGUF and hand-made folders do not say it, and this is the class that will be loaded whatever they say
+    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__]
     return config
 
 

@@ -4,6 +4,8 @@ In one dimension clusters are intervals of the sorted points, so prefix sums pri
 program over the points finds the best partition. faiss alone stops in local minima (several percent above).
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import faiss
@@ -178,6 +180,17 @@ def cluster(points: Points, sizes: tuple[int, ...], seed: int = 0) -> dict[int, 
     return result
 
 
+@contextmanager
+def _one_faiss_thread() -> Iterator[None]:
+    """A few thousand points are done before a second thread has woken up: with two it takes ten times as long."""
+    threads = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1)
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(threads)
+
+
 def _faiss_centroids(points: Points, size: int, seed: int) -> Floats:
     """Faiss's weighted K-Means over all points, ascending."""
     scale = float(np.abs(points.values).max()) or 1.0
@@ -190,5 +203,6 @@ def _faiss_centroids(points: Points, size: int, seed: int) -> Floats:
         max_points_per_centroid=len(points.values),
     )
     weights = points.weights / points.weights.mean()
-    kmeans.train((points.values / scale).astype(np.float32)[:, None], weights=weights.astype(np.float32))
+    with _one_faiss_thread():
+        kmeans.train((points.values / scale).astype(np.float32)[:, None], weights=weights.astype(np.float32))
     return np.sort(np.asarray(kmeans.centroids, dtype=np.float64)[:, 0]) * scale

@@ -33,7 +33,6 @@ _COPIED: Final = (
     "merges.txt",
     "chat_template.jinja",
 )
-_RUN: Final = "run"
 _HALF_BYTES: Final = 2
 
 
@@ -72,20 +71,21 @@ class BlockFiles:
             yield number, self._members(number, self._spec.layers)
 
     def _sidecar(self, number: int) -> Path:
-        """A file's layer reports, apart from it while the run lasts: their seconds would spoil equal bytes."""
+        """What belongs to a file while the run lasts: whose it is, and its layers' reports, whose seconds vary."""
         return self._folder / f".report-{number:05d}.json"
 
     def take_up(self, number: int) -> bool:
         """Whether an interrupted run of the same inputs finished this file, whose report is then taken over."""
         try:
             with safe_open(self._path(number), "pt") as file:
-                same = (file.metadata() or {}).get(_RUN) == self._run
                 sizes = {name: _nbytes(file.get_slice(name)) for name in file.keys()}  # noqa: SIM118 - not a dict
-            if same:
-                self._note(number, sizes, read_json(self._sidecar(number)))
+            kept = read_json(self._sidecar(number))
         except (OSError, SafetensorError, InputError):
             return False
-        return same
+        if kept.get("run") != self._run:
+            return False
+        self._note(number, sizes, kept["layers"])
+        return True
 
     def write_block(self, number: int, layers: Mapping[str, tuple[Mapping[str, Tensor], WeightReport]]) -> None:
         """Write one file: the block's quantized layers and its tensors that stay as they are."""
@@ -95,9 +95,11 @@ class BlockFiles:
             tensors.update(found)
             reports[layer] = report.to_json() | self._describe(layer, found)
         ordered = {name: tensors[name].detach().contiguous() for name in sorted(tensors)}
-        write_json(self._sidecar(number), reports)
+        self._sidecar(number).unlink(missing_ok=True)
         with atomic_file(self._path(number)) as temporary:
-            save_file(ordered, temporary, {"format": "pt", _RUN: self._run})
+            save_file(ordered, temporary, {"format": "pt"})
+        # last: a file counts as finished once its sidecar is there
+        write_json(self._sidecar(number), {"run": self._run, "layers": reports})
         self._note(number, {name: tensor.nbytes for name, tensor in ordered.items()}, reports)
 
     def _describe(self, layer: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -25,9 +25,9 @@ from oasis_cli.simulator.units.clustering import cluster
 from oasis_cli.simulator.units.error_compensation import compensate, residuals
 from oasis_cli.simulator.units.orizuru import search_outliers, sort_outliers
 from oasis_cli.simulator.units.outlier_set import OutlierSet, beyond_thresholds
-from oasis_cli.simulator.units.pe_line import GEMMS, Engine
+from oasis_cli.simulator.units.pe_line import GEMMS, Engine, half_precision_gemm
 
-Buffers = Literal["fp32", "fp16"]
+Precision = Literal["fp32", "fp16"]
 Observer = Callable[[Operation, dict[str, Tensor]], None]
 _SUPPORTED_VARIANTS: Final = {Opcode.NORM: ("rms",), Opcode.GLU: ("silu",)}
 
@@ -61,6 +61,7 @@ class FunctionalSimulator:
             by tournament trees, or "gathered", many times faster for whole windows. Both give the same bits.
         observer: called after each operation with its inputs and outputs by name.
         buffers: "fp16" rounds every tensor that is stored between operations, as the accelerator's buffers do.
+        accumulate: "fp16" sums in the paper's FP16 MAC trees; with the counted engine only.
         progress: told of the checks.
 
     Attributes:
@@ -69,7 +70,7 @@ class FunctionalSimulator:
 
     Raises:
         InputError: the image is damaged, or its program holds what this simulator does not know.
-        ValueError: unknown engine or buffers.
+        ValueError: unknown engine or precision.
     """
 
     def __init__(
@@ -77,18 +78,21 @@ class FunctionalSimulator:
         image: Path,
         engine: Engine = "counted",
         observer: Observer | None = None,
-        buffers: Buffers = "fp32",
+        buffers: Precision = "fp32",
+        accumulate: Precision = "fp32",
         progress: Progress = SILENT,
     ) -> None:
-        if engine not in GEMMS or buffers not in ("fp32", "fp16"):
-            raise ValueError(f"engine must be counted or gathered, buffers fp32 or fp16; got {engine}, {buffers}")
+        if engine not in GEMMS or not {buffers, accumulate} <= {"fp32", "fp16"}:
+            raise ValueError(f"engine must be counted or gathered, the others fp32 or fp16; got {engine}, {buffers}")
+        if accumulate == "fp16" and engine != "counted":
+            raise ValueError("only the counted engine sums as the MAC trees do")
         self._image = open_image(image, verify=True, progress=progress)
         self.metadata = self._image.metadata()
         self.operations = self._image.program()
         self.engine: Engine = engine
         self.observer = observer
         self.buffers = buffers
-        self._lines = self.metadata.target.pe_lines
+        self.accumulate = accumulate
         self._execute: dict[Opcode, Callable[[Operation, dict[int, Value]], Value]] = {
             Opcode.NORM: self._norm,
             Opcode.QUANTIZE: self._quantize,
@@ -211,19 +215,26 @@ class FunctionalSimulator:
         if not isinstance(act, QuantizedTokens):
             raise ValueError(f"{op.name}: register {op.sources[0]} holds no quantized tokens")
         weight_index = self._weight_index(op)
-        lut = self._section(op, "lut").view(1 << op.act_bits, 1 << op.weight_bits)
         # each step is rounded once to float32, in this order
-        main = (GEMMS[self.engine](act.index, weight_index, lut) * op.immediate).float()
+        main = self._main_branch(op, act.index, weight_index).float()
         compensation = compensate(act.residual, act.outliers, weight_index, self._section(op, "codebook"))
         y = (act.scale[:, None] * main + compensation) * self._float(op, "scales")
         if op.bias:
             y = y + self._float(op, "bias")
         return y[None]
 
+    def _main_branch(self, op: Operation, act_index: Tensor, weight_index: Tensor) -> Tensor:
+        lut = self._section(op, "lut").view(1 << op.act_bits, 1 << op.weight_bits)
+        if self.accumulate == "fp16":
+            entries = (lut.double() * op.immediate).half()
+            inputs = self.metadata.target.mac_tree_inputs
+            return half_precision_gemm(act_index, weight_index, entries, inputs)
+        return GEMMS[self.engine](act_index, weight_index, lut) * op.immediate
+
     def _weight_index(self, op: Operation) -> Tensor:
         """The layer's indices, uint8 [N, K], out of the order in which the PE lines stream them."""
         stream = self._section(op, "indices")
-        order = torch.from_numpy(channel_order(op.N, self._lines))
+        order = torch.from_numpy(channel_order(op.N, self.metadata.target.pe_lines))
         return unpack_indices(stream[order], op.K)
 
     def _section(self, op: Operation, role: str) -> Tensor:

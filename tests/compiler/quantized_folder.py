@@ -170,6 +170,6 @@ def write_quantized(folder: Path, recipe: Recipe, changes: dict[str, Tensor | No
     config.quantization_config = quantization_config(recipe, layers)
     folder.mkdir(parents=True, exist_ok=True)
     config.save_pretrained(folder)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, folder / "model.safetensors")
     (folder / "tokenizer.json").write_text('{"stand-in": true}', encoding="utf-8")
     return folder

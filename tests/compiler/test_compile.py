@@ -12,8 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from transformers import LlamaConfig, OPTConfig
 
+from oasis_cli.compiler import source
 from oasis_cli.compiler.compile import compile_model
+from oasis_cli.compiler.model import read_shape
 from oasis_cli.compiler.verify import verify_image
 from oasis_cli.errors import CheckError, InputError
 from oasis_cli.formats import image
@@ -244,6 +247,39 @@ def test_bad_folders_are_refused(
     assert "\n" not in str(error.value)
     assert str(folder) in str(error.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["quantized"]  # nothing half-written
+
+
+def test_thresholds_that_cross(builder: ModuleType, quantized: Callable[..., Path], tmp_path: Path) -> None:
+    folder = quantized({f"{Q}.act_thresholds": torch.tensor([1.0, -1.0])}, outlier_mode="static")
+    with pytest.raises(InputError, match="act_thresholds: lower above upper"):
+        compile_model(folder, tmp_path / "image", "oasis-28nm")
+
+
+def test_products_beyond_float16(builder: ModuleType, quantized: Callable[..., Path], tmp_path: Path) -> None:
+    large = torch.full((16,), 300.0).half()
+    names = [f"model.layers.0.self_attn.{letter}_proj" for letter in "qkv"]
+    folder = quantized(
+        {f"{Q}.weight_codebook": large} | {f"{name}.act_codebook": large for name in names}, codebook_grid="fp16"
+    )
+    with pytest.raises(InputError, match="weight_codebook: products beyond float16"):
+        compile_model(folder, tmp_path / "image", "oasis-28nm")
+
+
+def test_large_tensors_are_read_a_few_rows_at_a_time(
+    quantized: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = quantized(tied=False)
+    whole = compile_model(folder, tmp_path / "whole", "oasis-28nm")
+    monkeypatch.setattr(source, "_BLOCK_BYTES", 3 * 16 * 4)
+    pieces = compile_model(folder, tmp_path / "pieces", "oasis-28nm")
+    assert whole.image.read_bytes() == pieces.image.read_bytes()
+
+
+def test_the_shape_names_what_it_supports() -> None:
+    with pytest.raises(InputError, match="here: oasis compile supports llama, mistral, qwen2, not opt"):
+        read_shape(OPTConfig(), "here")
+    with pytest.raises(InputError, match="'gelu' is not supported"):
+        read_shape(LlamaConfig(hidden_act="gelu"), "here")
 
 
 def test_an_index_beyond_the_codebook(builder: ModuleType, quantized: Callable[..., Path], tmp_path: Path) -> None:

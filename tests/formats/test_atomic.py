@@ -25,7 +25,10 @@ def test_a_failed_write_leaves_the_earlier_file(tmp_path: Path) -> None:
 def test_a_full_disk_is_one_sentence() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full on this system")
-    with pytest.raises(InputError, match=r"cannot be written \(no space left on device\)"), atomic_file(Path("/dev/null/x")):
+    with (
+        pytest.raises(InputError, match=r"cannot be written \(no space left on device\)"),
+        atomic_file(Path("/dev/null/x")),
+    ):
         Path("/dev/full").write_text("x" * 10_000)
 
 

@@ -25,7 +25,7 @@ METADATA = ImageMetadata(
     rope={"rope_type": "default", "rope_theta": 10000.0},
     attention_window=None,
     quantization=ImageQuantization("oasis", 4, 4, 0.005, "dynamic", "absmax", "int8"),
-    target=ImageTarget("oasis-28nm", 16),
+    target=ImageTarget("oasis-28nm", 16, 32),
     created_from={"config.json": "sha256:00"},
     files={},
 )

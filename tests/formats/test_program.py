@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oasis_cli.errors import InputError
@@ -90,11 +90,13 @@ def operations(draw: st.DrawFn) -> Operation:
     )
 
 
+@settings(deadline=None)
 @given(st.lists(operations(), min_size=1, max_size=3))
 def test_programs_round_trip(program: list[Operation]) -> None:
     assert decode_program(encode_program(program), "here") == tuple(program)
 
 
+@settings(deadline=None)
 @given(operations(), st.integers(0, DESCRIPTOR_BYTES * 8 - 1))
 def test_a_flipped_bit_gives_another_operation_or_a_refusal(op: Operation, bit: int) -> None:
     """Never the same operation from other bytes: each has one spelling."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oasis_cli.formats.weight_order import channel_order, stream_order
@@ -17,6 +17,7 @@ def test_fewer_channels_than_lines() -> None:
     assert stream_order(3, 16).tolist() == [0, 1, 2]
 
 
+@settings(deadline=None)
 @given(st.integers(1, 300), st.integers(1, 40))
 def test_orders_are_inverse_and_lines_start_where_the_page_says(N: int, lines: int) -> None:
     order = stream_order(N, lines)

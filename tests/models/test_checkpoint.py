@@ -58,6 +58,16 @@ def test_bfloat16_weights_are_widened_exactly(tmp_path: Path, tiny_model: Callab
     assert open_checkpoint(tmp_path / "model").load_model(torch.bfloat16).dtype == torch.bfloat16
 
 
+def test_what_the_configuration_leaves_out_is_found(
+    tmp_path: Path, tiny_model: Callable[..., PreTrainedModel], edit_json: Callable[..., None]
+) -> None:
+    tiny_model("mistral").to(torch.bfloat16).save_pretrained(tmp_path / "model")
+    edit_json(tmp_path / "model" / "config.json", dtype=None, architectures=None)
+    checkpoint = open_checkpoint(tmp_path / "model")
+    assert checkpoint.dtype == torch.bfloat16
+    assert checkpoint.config.architectures == ["MistralForCausalLM"]
+
+
 def test_loading_says_nothing(llama_folder: Path, capfd: pytest.CaptureFixture[str], caplog: Any) -> None:
     from transformers.utils import logging as transformers_logging
 

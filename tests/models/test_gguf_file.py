@@ -102,6 +102,8 @@ def test_weights_come_back_to_the_bit(tmp_path: Path, tiny_model: Make, family: 
     assert (checkpoint.kind, checkpoint.name, checkpoint.quantization) == ("gguf", "model", None)
     model = checkpoint.load_model()
     assert model.config.model_type == family
+    assert checkpoint.config.architectures == [type(original).__name__]
+    assert checkpoint.dtype == checkpoint.config.dtype == torch.float32
     for name, parameter in original.state_dict().items():
         assert torch.equal(model.state_dict()[name], parameter), name
     tokens = torch.tensor([[3, 1, 2]])

@@ -1,5 +1,6 @@
 """The layer against plain loops over float64, written from the formula and not from the code."""
 
+import itertools
 import math
 
 import numpy as np
@@ -25,7 +26,7 @@ def reference(x: np.ndarray, fmt: ActivationFormat, weight: QuantizedWeight) -> 
     y, largest = np.zeros((len(x), len(index))), 0.0
     for m, token in enumerate(x.astype(np.float64)):
         s = np.abs(token).max()
-        edges = [np.float32(np.float32(s) * np.float32((a + b) / 2)) for a, b in zip(act, act[1:], strict=False)]
+        edges = [np.float32(np.float32(s) * np.float32((a + b) / 2)) for a, b in itertools.pairwise(act)]
         i = [sum(edge <= np.float32(v) for edge in edges) for v in token]
         order = sorted(range(len(token)), key=lambda c: (-token[c], c))
         order_up = sorted(range(len(token)), key=lambda c: (token[c], c))
@@ -160,7 +161,9 @@ def test_lut_entries_are_exact_on_the_int8_grid_and_rounded_on_fp16() -> None:
     lut = build_lut(third, third)
     wide = [float(np.float16(v)) for v in (1 / 3, 2 / 3)]
     assert lut.entries.tolist() == [float(np.float16(a * b)) for a in wide for b in wide]
-    on_grid = build_lut(Codebook(torch.tensor([-1.5, 2.0]).half(), 0.5), Codebook(torch.tensor([0.25, 0.75]).half(), 0.25))
+    on_grid = build_lut(
+        Codebook(torch.tensor([-1.5, 2.0]).half(), 0.5), Codebook(torch.tensor([0.25, 0.75]).half(), 0.25)
+    )
     assert on_grid.entries.tolist() == [-3, -9, 4, 12]
     assert on_grid.step == 0.125
     assert on_grid.entries.dtype == torch.int16

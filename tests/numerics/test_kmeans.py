@@ -25,7 +25,10 @@ def exhaustive(values: np.ndarray, weights: np.ndarray, clusters: int) -> float:
 
 
 POINTS = st.lists(
-    st.tuples(st.floats(-10, 10, allow_subnormal=False), st.floats(0.01, 10)), min_size=1, max_size=9, unique_by=lambda p: p[0]
+    st.tuples(st.floats(-10, 10, allow_subnormal=False), st.floats(0.01, 10)),
+    min_size=1,
+    max_size=9,
+    unique_by=lambda p: p[0],
 )
 
 

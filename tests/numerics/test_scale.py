@@ -31,7 +31,8 @@ def test_zero_token_has_scale_zero_and_no_token_gives_no_scale(kind: str) -> Non
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_value_that_is_not_finite_gives_nan(kind: str, bad: float) -> None:
     scale = token_scale(torch.tensor([[1.0, bad, 2.0], [1.0, 1.0, 1.0]]), kind)  # type: ignore[arg-type]
-    assert math.isnan(scale[0]) and scale[1] == 1.0
+    assert math.isnan(scale[0])
+    assert scale[1] == 1.0
 
 
 @given(TOKENS)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from oasis_cli.simulator.units.index_counter import count_indices
-from oasis_cli.simulator.units.mac_tree import weighted_sum
+from oasis_cli.simulator.units.mac_tree import half_precision_sum, weighted_sum
 
 Engine = Literal["counted", "gathered"]
 ENGINES: Final[tuple[Engine, ...]] = get_args(Engine)
@@ -27,18 +27,38 @@ def counted_gemm(act_index: Tensor, weight_index: Tensor, lut: Tensor) -> Tensor
     Returns:
         Σ_k LUT[i, j], exact, float64 [M, N].
     """
-    act_levels, weight_levels = lut.shape
+    return _count_and_sum(act_index, weight_index, lut, weighted_sum)
+
+
+def half_precision_gemm(act_index: Tensor, weight_index: Tensor, entries: Tensor, tree_inputs: int) -> Tensor:
+    """The counted sum through the paper's FP16 MAC tree, which rounds at every step.
+
+    Args:
+        act_index: i, uint8 [M, K].
+        weight_index: j, uint8 [N, K].
+        entries: products of centroids, float16 [2**n_A, 2**n_W].
+        tree_inputs: inputs of a MAC tree.
+
+    Returns:
+        float64 [M, N], holding float16 values.
+    """
+    return _count_and_sum(
+        act_index, weight_index, entries, lambda counts, lut: half_precision_sum(counts, lut, tree_inputs)
+    ).double()
+
+
+def _count_and_sum(
+    act_index: Tensor, weight_index: Tensor, lut: Tensor, reduce: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """Count in blocks of tokens and output channels, small enough to be held, and reduce each block to its sums."""
     M, N = len(act_index), len(weight_index)
-    total = torch.empty(M, N, dtype=torch.float64)
     rows = max(1, min(M, _COUNTS_AT_ONCE // (lut.numel() * min(N, 256))))
     columns = max(1, _COUNTS_AT_ONCE // (lut.numel() * rows))
-    for row in range(0, M, rows):
-        for column in range(0, N, columns):
-            counts = count_indices(
-                act_index[row : row + rows], weight_index[column : column + columns], act_levels, weight_levels
-            )
-            total[row : row + rows, column : column + columns] = weighted_sum(counts, lut)
-    return total
+    blocks = [
+        [reduce(count_indices(tokens, channels, *lut.shape), lut) for channels in weight_index.split(columns)]
+        for tokens in act_index.split(rows)
+    ]
+    return torch.cat([torch.cat(row, 1) for row in blocks])
 
 
 def gathered_gemm(act_index: Tensor, weight_index: Tensor, lut: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oasis_cli.simulator.units.clustering import cluster
@@ -11,6 +11,7 @@ from oasis_cli.simulator.units.clustering import cluster
 half = st.floats(width=16, allow_nan=False, allow_infinity=False)
 
 
+@settings(deadline=None)
 @given(
     bits=st.integers(1, 4),
     scale=st.floats(0, 100, width=32),

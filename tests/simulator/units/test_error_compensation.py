@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oasis_cli.simulator.units.error_compensation import compensate, residuals
@@ -31,6 +31,7 @@ def test_a_channel_popped_twice_is_compensated_once() -> None:
     assert y.tolist() == [[2 * 0.5 + 2 * 2.0, 2 * 2.0 + 2 * 2.0]]
 
 
+@settings(deadline=None)
 @given(st.integers(0, 999), st.integers(1, 5), st.integers(1, 30), st.integers(1, 6))
 def test_compensation_is_the_sparse_product_rounded_once(seed: int, M: int, K: int, N: int) -> None:
     rng = np.random.default_rng(seed)

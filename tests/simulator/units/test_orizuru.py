@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -27,6 +27,7 @@ def windows(draw: st.DrawFn) -> tuple[list[list[float]], int]:
     return tokens, draw(st.integers(0, K // 2))
 
 
+@settings(deadline=None)
 @given(windows())
 def test_trees_and_sort_pop_in_the_order_of_brute_force(window: tuple[list[list[float]], int]) -> None:
     tokens, k = window
@@ -36,6 +37,7 @@ def test_trees_and_sort_pop_in_the_order_of_brute_force(window: tuple[list[list[
         assert [(a, b) for a, b in zip(pops.largest.tolist(), pops.smallest.tolist(), strict=True)] == expected
 
 
+@settings(deadline=None)
 @given(windows())
 def test_no_channel_is_an_outlier_twice(window: tuple[list[list[float]], int]) -> None:
     tokens, k = window
@@ -113,6 +115,7 @@ def test_static_thresholds_mark_what_lies_outside() -> None:
     assert outliers.mask(5).tolist() == [[True, False, False, False, True], [False, False, False, False, True]]
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.booleans(), min_size=7, max_size=7), min_size=1, max_size=4))
 def test_marks_survive_as_channels(marks: list[list[bool]]) -> None:
     mask: Tensor = torch.tensor(marks)

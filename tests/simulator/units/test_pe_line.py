@@ -5,14 +5,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from oasis_cli.simulator.units import index_counter, pe_line
 from oasis_cli.simulator.units.index_counter import count_indices
 from oasis_cli.simulator.units.mac_tree import weighted_sum
-from oasis_cli.simulator.units.pe_line import counted_gemm, gathered_gemm
+from oasis_cli.simulator.units.pe_line import counted_gemm, gathered_gemm, half_precision_gemm
 
 Gemm = Callable[[Tensor, Tensor, Tensor], Tensor]
 both = pytest.mark.parametrize("gemm", [counted_gemm, gathered_gemm])
@@ -39,6 +39,7 @@ def test_the_example_of_figure_6() -> None:
     assert counted_gemm(act, weight, lut).item() == gathered_gemm(act, weight, lut).item() == 119
 
 
+@settings(deadline=None)
 @given(problems())
 def test_counts_are_a_histogram_of_the_concatenated_indices(problem: tuple[Tensor, Tensor, int, int]) -> None:
     act, weight, act_levels, weight_levels = problem
@@ -51,6 +52,7 @@ def test_counts_are_a_histogram_of_the_concatenated_indices(problem: tuple[Tenso
             assert counts[m, n].flatten().tolist() == expected
 
 
+@settings(deadline=None)
 @given(problems())
 def test_both_engines_give_the_product_of_the_dequantized_matrices(problem: tuple[Tensor, Tensor, int, int]) -> None:
     act, weight, act_levels, weight_levels = problem
@@ -61,6 +63,7 @@ def test_both_engines_give_the_product_of_the_dequantized_matrices(problem: tupl
     assert torch.equal(gathered_gemm(act, weight, lut), product)
 
 
+@settings(deadline=None)
 @given(problems())
 def test_both_engines_agree_on_a_float16_lut(problem: tuple[Tensor, Tensor, int, int]) -> None:
     act, weight, act_levels, weight_levels = problem
@@ -94,3 +97,26 @@ def test_too_many_channels_to_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_counter, "_EXACT", 4)
     with pytest.raises(ValueError, match="K = 5"):
         count_indices(torch.zeros(1, 5).byte(), torch.zeros(1, 5).byte(), 2, 2)
+
+
+def test_half_precision_tree_rounds_at_every_step() -> None:
+    """Four counts of a LUT of 1, 2**-11, 2**-11, 2**-11 (times 1): by hand through a tree of two and of four inputs.
+
+    Two inputs: (1 + 2**-11) rounds to 1 (ties to even); 2**-11 + 2**-11 = 2**-10; 1 + 2**-10 is a float16.
+    One input a cycle: 1 + 2**-11 = 1, three times.
+    """
+    act, weight = torch.tensor([[0, 0, 1, 1]]).byte(), torch.tensor([[0, 1, 0, 1]]).byte()
+    entries = torch.tensor([[1.0, 2.0**-11], [2.0**-11, 2.0**-11]]).half()
+    assert half_precision_gemm(act, weight, entries, 2).item() == 1 + 2.0**-10
+    assert half_precision_gemm(act, weight, entries, 4).item() == 1 + 2.0**-10
+    assert half_precision_gemm(act, weight, entries, 1).item() == 1
+    assert half_precision_gemm(act, weight, entries, 32).item() == 1 + 2.0**-10
+
+
+@settings(deadline=None)
+@given(problems())
+def test_half_precision_is_exact_on_small_integers(problem: tuple[Tensor, Tensor, int, int]) -> None:
+    act, weight, act_levels, weight_levels = problem
+    lut = (torch.arange(act_levels * weight_levels) % 32).view(act_levels, weight_levels)
+    exact = counted_gemm(act, weight, lut.to(torch.int16))
+    assert torch.equal(half_precision_gemm(act, weight, lut.half(), 32), exact)

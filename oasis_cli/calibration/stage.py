@@ -146,7 +146,12 @@ def calibrate(
         return CalibrationResult.from_manifest(out, existing)
     with output_directory(out, MANIFEST_NAME, overwrite=overwrite, resumable=True, resume=resume) as folder:
         windows = calibration_windows(
-            source, checkpoint.load_tokenizer(), options.samples, options.seqlen, options.seed
+            source,
+            checkpoint.load_tokenizer(),
+            options.samples,
+            options.seqlen,
+            options.seed,
+            checkpoint.config.vocab_size,
         )
         model = checkpoint.load_model(device=device)
         sites = find_sites(model)

@@ -1,0 +1,60 @@
+"""What most tests stand on: the toy model taken through the chain once a session."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from oasis_cli.cli.group import oasis
+from oasis_cli.tiny import tiny_model_folder
+
+torch.set_num_threads(1)  # for tiny matrices, threads only wait for each other
+
+
+def run_cli(*args: object) -> Result:
+    """Run `oasis` as the command line would; standard output and error are kept apart."""
+    return CliRunner().invoke(oasis, [str(arg) for arg in args], prog_name="oasis")
+
+
+@pytest.fixture
+def cli() -> Callable[..., Result]:
+    """Runs a command."""
+    return run_cli
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The toy model and its artifacts; not to be changed."""
+
+    model: Path
+    calibration: Path
+    quantized: Path
+    image: Path
+
+
+@pytest.fixture(scope="session")
+def chain(tmp_path_factory: pytest.TempPathFactory) -> Chain:
+    """Calibrated on four sequences of 128 tokens, W4A4."""
+    folder = tmp_path_factory.mktemp("chain")
+    found = Chain(tiny_model_folder(), folder / "calibration", folder / "quantized", folder / "image")
+    for args in (
+        ("calibrate", found.model, "--out", found.calibration, "--samples", 4, "--seqlen", 128),
+        ("quantize", found.model, "--calibration", found.calibration, "--out", found.quantized),
+        ("compile", found.quantized, "--out", found.image),
+    ):
+        result = run_cli(*args)
+        assert result.exit_code == 0, result.stderr
+    return found
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder that OASIS_DATA names: real models and evaluation data that are no part of the product."""
+    folder = os.environ.get("OASIS_DATA")
+    if not folder:
+        pytest.skip("OASIS_DATA is not set: it names a folder with real models and evaluation data")
+    return Path(folder)
