@@ -72,5 +72,5 @@ def test_unreadable_files(tmp_path: Path) -> None:
 
 
 def test_plain_mappings_are_checked_alike() -> None:
-    with pytest.raises(InputError, match="command line: line.count"):
+    with pytest.raises(InputError, match=r"command line: line\.count"):
         from_mapping({"name": "a", "line": {"count": -1}}, Chip, "command line")

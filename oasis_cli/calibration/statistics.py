@@ -8,7 +8,8 @@ from torch import Tensor
 
 from oasis_cli.errors import InputError
 from oasis_cli.numerics.histogram import Histogram
-from oasis_cli.numerics.outliers import outlier_count, search_outliers
+from oasis_cli.numerics.outlier_count import outlier_count
+from oasis_cli.numerics.outliers import search_outliers
 from oasis_cli.numerics.scale import ScaleKind, token_scale
 
 

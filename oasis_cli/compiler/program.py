@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from oasis_cli.formats.program import ModelShape, Opcode, Operation
-from oasis_cli.numerics.outliers import outlier_count
+from oasis_cli.numerics.outlier_count import outlier_count
 
 # The register map. A register holds one tensor of the running window; RESIDUAL lives through the whole program.
 RESIDUAL, NORMED, QUANTIZED, QUERY, KEY, VALUE, ATTENDED, GATE, UP, OUTPUT = range(10)

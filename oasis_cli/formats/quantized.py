@@ -15,7 +15,7 @@ from oasis_cli.errors import InputError
 from oasis_cli.formats.manifest import check_version
 from oasis_cli.formats.packing import packed_length
 from oasis_cli.numerics.codebook import CodebookGrid
-from oasis_cli.numerics.outliers import outlier_count
+from oasis_cli.numerics.outlier_count import outlier_count
 from oasis_cli.numerics.scale import SCALE_KINDS, ScaleKind
 
 QUANT_METHOD: Final = "oasis"

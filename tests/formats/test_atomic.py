@@ -13,11 +13,23 @@ def listing(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+def fill_and_fail(out: Path, error: type[BaseException], resumable: bool = False) -> None:
+    """An output folder whose writer fails after its first file."""
+    with output_directory(out, "mark", resumable=resumable) as folder:
+        (folder / "part").write_text("done")
+        raise error
+
+
 def test_a_failed_write_leaves_the_earlier_file(tmp_path: Path) -> None:
     write_text(tmp_path / "a", "before\n")
-    with pytest.raises(RuntimeError), atomic_file(tmp_path / "a") as temporary:
-        temporary.write_text("half")
-        raise RuntimeError
+
+    def fail_halfway() -> None:
+        with atomic_file(tmp_path / "a") as temporary:
+            temporary.write_text("half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail_halfway()
     assert (tmp_path / "a").read_text() == "before\n"
     assert listing(tmp_path) == ["a"]
 
@@ -41,16 +53,14 @@ def test_a_folder_appears_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [RuntimeError, OSError, KeyboardInterrupt])
 def test_a_failed_folder_leaves_nothing(tmp_path: Path, error: type[BaseException]) -> None:
-    with pytest.raises((error, InputError)), output_directory(tmp_path / "out", "mark") as folder:
-        (folder / "half").touch()
-        raise error
+    with pytest.raises((error, InputError)):
+        fill_and_fail(tmp_path / "out", error)
     assert listing(tmp_path) == []
 
 
 def test_an_interrupted_resumable_folder_is_taken_up(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), output_directory(tmp_path / "out", "mark", resumable=True) as folder:
-        (folder / "part").write_text("done")
-        raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        fill_and_fail(tmp_path / "out", KeyboardInterrupt, resumable=True)
     with output_directory(tmp_path / "out", "mark", resumable=True, resume=True) as folder:
         assert (folder / "part").read_text() == "done"
         (folder / "mark").touch()
@@ -58,9 +68,8 @@ def test_an_interrupted_resumable_folder_is_taken_up(tmp_path: Path) -> None:
 
 
 def test_without_resume_an_interrupted_folder_starts_afresh(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), output_directory(tmp_path / "out", "mark", resumable=True) as folder:
-        (folder / "part").touch()
-        raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        fill_and_fail(tmp_path / "out", KeyboardInterrupt, resumable=True)
     with output_directory(tmp_path / "out", "mark", resumable=True) as folder:
         assert listing(folder) == []
         (folder / "mark").touch()

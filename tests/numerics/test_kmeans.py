@@ -47,7 +47,6 @@ def test_finds_the_exhaustive_optimum(points: list[tuple[float, float]], cluster
 def test_by_hand() -> None:
     found = cluster(Points(np.array([0.0, 1.0, 10.0, 11.0]), np.array([1.0, 3.0, 1.0, 1.0])), (1, 2))
     assert found[2].centroids.tolist() == pytest.approx([0.75, 10.5])
-    # (0.75**2 + 3 * 0.25**2 + 2 * 0.5**2) / 6
     assert found[2].error == pytest.approx((0.5625 + 0.1875 + 0.5) / 6)
     assert found[1].centroids.tolist() == pytest.approx([4.0])
 
@@ -65,7 +64,7 @@ def test_no_points_are_refused() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_binning_costs_next_to_nothing(seed: int) -> None:
-    """The centroids found on the histogram, priced on every single value, are within 0.1 % of a long Lloyd run there."""
+    """The centroids found on the histogram, priced on every single value, are within 0.1 % of a long Lloyd run."""
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(20_000, generator=generator) * torch.rand(20_000, generator=generator).mul(3).exp() / 60
     weights = torch.rand(20_000, generator=generator).square()

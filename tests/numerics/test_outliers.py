@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from oasis_cli.numerics.outliers import beyond_thresholds, find_outliers, outlier_count
+from oasis_cli.numerics.outlier_count import outlier_count
+from oasis_cli.numerics.outliers import beyond_thresholds, find_outliers
 
 
 def brute_force(token: list[float], k: int) -> set[int]:

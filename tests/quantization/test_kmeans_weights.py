@@ -27,7 +27,7 @@ def test_by_hand(grid: str) -> None:
 
 
 def test_values_weigh_their_channels_scale_squared() -> None:
-    """One centroid: the mean of W / s_n weighted by s_n**2 = 16 and 1: (16 * 2 * 0.5 + 1 * 2 * 1) / 34 of 0.5s and 1s."""
+    """Two channels with scales 4 and 1: their values weigh 16 and 1."""
     weight = torch.tensor([[4.0, 0.0], [1.0, 1.0]])  # W / s: 1, 0 (16 each), 1, 1 (1 each)
     quantized, _ = quantize_weight(weight, 1, "fp16", "w")
     assert quantized.codebook.centroids.tolist() == [0.0, 1.0]
