@@ -49,12 +49,13 @@ class CalibrationSettings:
     """How to calibrate.
 
     Attributes:
-        dataset: data set name, path, or None for the text that comes with Python.
-        samples: sequences.
-        seqlen: tokens of each.
+        dataset: a text: name of a data set, hub id or path; None takes the calibration part of the text that comes
+            with Python.
+        samples: sequences to draw from the text.
+        seqlen: tokens of each sequence.
         seed: of the draw of sequences and of K-Means.
-        outlier_fraction: outliers a side, left out of the clustering.
-        scale_kind: token scale.
+        outlier_fraction: outliers a side, as a share of a token's K values; they are left out of the clustering.
+        scale_kind: the token scale s_t.
     """
 
     dataset: str | None = None

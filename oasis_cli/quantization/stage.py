@@ -45,11 +45,12 @@ class QuantizationSettings:
 
     Attributes:
         method: `oasis` (dynamic outliers) or `oasis-s` (static thresholds).
-        weight_bits: n_W.
-        act_bits: n_A.
-        outlier_fraction: outliers a side; None takes the calibration's.
-        codebook_grid: `int8` makes LUT entries and sums exact integers; `fp16` rounds both to float16.
-        seed: of K-Means.
+        weight_bits: bits of a weight index, n_W.
+        act_bits: bits of an activation index, n_A.
+        outlier_fraction: outliers a side; None takes the calibration's, and no other than that is possible.
+        codebook_grid: `int8` makes LUT entries and their sums exact integers; `fp16` rounds centroids and LUT entries
+            to float16.
+        seed: of K-Means over the weights.
     """
 
     method: Method = "oasis"

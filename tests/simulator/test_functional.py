@@ -23,7 +23,7 @@ from oasis_cli.formats.image_metadata import ImageTarget
 from oasis_cli.formats.program import Opcode, Operation, encode_program
 from oasis_cli.numerics.codebook import Codebook
 from oasis_cli.numerics.gemm import ActivationFormat, QuantizedWeight, oasis_linear
-from oasis_cli.numerics.outliers import outlier_count
+from oasis_cli.numerics.outlier_count import outlier_count
 from oasis_cli.simulator.functional import FunctionalSimulator
 
 
