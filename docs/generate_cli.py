@@ -1,6 +1,6 @@
 """Write docs/cli.md from what the commands say with `--help`.
 
-    python docs/generate_cli.py
+python docs/generate_cli.py
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """Write docs/recipes.md from the settings classes: their fields, limits, defaults and docstrings.
 
-    python docs/generate_recipes.py
+python docs/generate_recipes.py
 """
 
 import inspect
@@ -23,18 +23,18 @@ INTRODUCTION = """# Recipes
 Written by `docs/generate_recipes.py` from the settings classes. To change this page, change their docstrings and run
 the script.
 
-A recipe is a YAML file with the settings of all stages. `oasis run` takes the whole of it;
-{takers} take their own
-part with `--recipe`. Every key may be left out and then has its default; a key that is not on this page is refused, with
-its line and the nearest name that is. What is laid over what, the later winning: default, recipe, `--set` (of `run`),
-option of the command. The settings that a calibration or a quantized folder was made with stand in its manifest, under
-`recipe`.
+A recipe is a YAML file with the settings of all stages. `oasis run` takes the whole of it. With `--recipe`, a single
+stage takes its own part: {takers}.
+
+Every key may be left out and then has its default; a key that is not on this page is refused, with its line and the
+nearest name that is. What is laid over what, the later winning: default, recipe, `--set` (of `run`), option of the
+command. The settings that a calibration or a quantized folder was made with stand in its manifest, under `recipe`.
 
 ```yaml
 {example}```
 
-Scalars are those of YAML 1.2: `5e-3` is a number, `yes` and `010` are text. `--set` takes the path of a key, and a value
-written as in the file: `--set quantize.act_bits=3`, `--set 'eval.ppl=[wikitext2, notes.txt]'`.
+Scalars are those of YAML 1.2: `5e-3` is a number, `yes` and `010` are text. `--set` takes the path of a key, and a
+value written as in the file: `--set quantize.act_bits=3`, `--set 'eval.ppl=[wikitext2, notes.txt]'`.
 
 Recipes that come with the tool are named without a folder:
 

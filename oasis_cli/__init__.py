@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from oasis_cli.compiler.compile import compile_model
     from oasis_cli.formats.calibration import read_calibration
     from oasis_cli.formats.image import open_image
+    from oasis_cli.hardware.shapes import load_shape
+    from oasis_cli.hardware.target import load_target
     from oasis_cli.models.checkpoint import open_checkpoint
     from oasis_cli.pipeline.evaluating import evaluate
     from oasis_cli.pipeline.settings import EvaluationSettings, SimulationSettings
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from oasis_cli.pipeline.simulating import run_functional, simulate_image
     from oasis_cli.quantization import QuantizationSettings, quantize
     from oasis_cli.runtime.loading import load
+    from oasis_cli.tiny import tiny_model_folder
 
 _HOMES: Final = {
     "CalibrationSettings": "calibration",
@@ -31,6 +34,8 @@ _HOMES: Final = {
     "compile_model": "compiler.compile",
     "evaluate": "pipeline.evaluating",
     "load": "runtime.loading",
+    "load_shape": "hardware.shapes",
+    "load_target": "hardware.target",
     "open_checkpoint": "models.checkpoint",
     "open_image": "formats.image",
     "quantize": "quantization",
@@ -38,6 +43,7 @@ _HOMES: Final = {
     "run_functional": "pipeline.simulating",
     "simulate_image": "pipeline.simulating",
     "simulate_shape": "pipeline.shapes",
+    "tiny_model_folder": "tiny",
 }
 
 __all__ = [
@@ -50,6 +56,8 @@ __all__ = [
     "compile_model",
     "evaluate",
     "load",
+    "load_shape",
+    "load_target",
     "open_checkpoint",
     "open_image",
     "quantize",
@@ -57,6 +65,7 @@ __all__ = [
     "run_functional",
     "simulate_image",
     "simulate_shape",
+    "tiny_model_folder",
 ]
 
 register_with_transformers()

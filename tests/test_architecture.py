@@ -1,4 +1,4 @@
-"""Do imports point the way that docs/architecture.md says, is what we import declared, and does nobody pay too early?"""
+"""Do imports point the way that docs/architecture.md says, is what we import declared, and does nobody pay early?"""
 
 import ast
 import re
@@ -49,9 +49,9 @@ def test_every_import_is_declared(settings: dict[str, Any]) -> None:
     undeclared: dict[str, set[str]] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         for name in _imported(ast.parse(path.read_text(encoding="utf-8"))):
-            if name not in sys.stdlib_module_names and name != PACKAGE.name:
-                if declared.isdisjoint(_normal(owner) for owner in owners.get(name, [name])):
-                    undeclared.setdefault(name, set()).add(path.relative_to(PACKAGE).as_posix())
+            ours = name in sys.stdlib_module_names or name == PACKAGE.name
+            if not ours and declared.isdisjoint(_normal(owner) for owner in owners.get(name, [name])):
+                undeclared.setdefault(name, set()).add(path.relative_to(PACKAGE).as_posix())
     assert undeclared == {}, "add these to [project] dependencies in pyproject.toml"
 
 
@@ -98,6 +98,8 @@ def test_public_names_resolve_and_are_listed() -> None:
 
 def _run(code: str) -> list[str]:
     """Words that a fresh Python prints."""
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=PACKAGE.parent)
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=PACKAGE.parent
+    )
     assert found.returncode == 0, found.stdout + found.stderr
     return found.stdout.split()

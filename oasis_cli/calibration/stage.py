@@ -12,26 +12,27 @@ import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass as settings
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from oasis_cli.calibration.fisher import visit_sites
 from oasis_cli.calibration.statistics import SiteStatistics
 from oasis_cli.config import STRICT
 from oasis_cli.data.text import load_text
-from oasis_cli.data.windows import Windows, calibration_windows
+from oasis_cli.data.windows import Windows, calibration_windows, refuse_beyond
 from oasis_cli.errors import InputError
-from oasis_cli.formats.atomic import atomic_file, output_directory
+from oasis_cli.formats.atomic import is_finished, output_directory
 from oasis_cli.formats.calibration import BITS, KIND, MANIFEST_NAME, SCHEMA_VERSION, TENSORS_NAME, SiteCalibration
 from oasis_cli.formats.calibration import site_tensors as tensors_of
 from oasis_cli.formats.manifest import (
     digest_bytes,
     digest_file,
     manifest,
-    read_manifest,
+    read_sealed,
     refuse_other_run,
-    write_json,
+    write_sealed,
 )
+from oasis_cli.formats.tensors import save_tensors
 from oasis_cli.models.checkpoint import Checkpoint
 from oasis_cli.models.sites import Site, find_sites
 from oasis_cli.numerics.kmeans import Clustering, cluster
@@ -134,15 +135,17 @@ def calibrate(
         progress: who is told.
 
     Raises:
-        InputError: the model is quantized already, the text is too short, a value is not finite, `out` is occupied.
+        InputError: the model is quantized already, the text is too short, `seqlen` is beyond the model's positions, a
+            value is not finite, `out` is occupied.
     """
     started = time.monotonic()
     if checkpoint.quantization:
         raise InputError(f"{checkpoint.path}: already quantized ({checkpoint.quantization}); name the original model")
+    refuse_beyond(checkpoint.config.max_position_embeddings, options.seqlen, checkpoint.name)
     source = load_text(options.dataset, "calibration")
     block = manifest(KIND, SCHEMA_VERSION, {"model": checkpoint.digest, "data": source.digest}, asdict(options))
-    if resume and (out / MANIFEST_NAME).is_file():
-        existing = read_manifest(out / MANIFEST_NAME, KIND, SCHEMA_VERSION)
+    if resume and is_finished(out, MANIFEST_NAME):
+        existing = read_sealed(out / MANIFEST_NAME, KIND, SCHEMA_VERSION)
         refuse_other_run(out, existing, block)
         return CalibrationResult.from_manifest(out, existing)
     with output_directory(out, MANIFEST_NAME, overwrite=overwrite, resumable=True, resume=resume) as folder:
@@ -159,8 +162,7 @@ def calibrate(
         run = digest_bytes(json.dumps(block, sort_keys=True).encode())
         statistics, loss = _pass_tokens(model, sites, windows, options, folder / _STATE_NAME, run, progress)
         calibrations, clusterings = _cluster_sites(sites, statistics, options.seed, progress)
-        with atomic_file(folder / TENSORS_NAME) as temporary:
-            save_file(_sorted_tensors(calibrations), temporary)
+        save_tensors(folder / TENSORS_NAME, _sorted_tensors(calibrations))
         (folder / _STATE_NAME).unlink(missing_ok=True)
         block |= {
             "model": checkpoint.name,
@@ -170,7 +172,7 @@ def calibrate(
             "tensors_digest": digest_file(folder / TENSORS_NAME),
             "sites": {site.name: _describe(site, statistics[site.name], clusterings[site.name]) for site in sites},
         }
-        write_json(folder / MANIFEST_NAME, block)
+        write_sealed(folder / MANIFEST_NAME, block)
     return CalibrationResult.from_manifest(out, block, time.monotonic() - started)
 
 
@@ -202,10 +204,8 @@ def _pass_tokens(
 
 def _save_state(path: Path, run: str, statistics: dict[str, SiteStatistics], done: int, loss: float) -> None:
     tensors = {f"{name}/{key}": value for name, site in statistics.items() for key, value in site.state().items()}
-    with atomic_file(path) as temporary:
-        save_file(
-            tensors | {"progress": torch.tensor([done, loss], dtype=torch.float64)}, temporary, {_STATE_DIGEST: run}
-        )
+    tensors["progress"] = torch.tensor([done, loss], dtype=torch.float64)
+    save_tensors(path, tensors, {_STATE_DIGEST: run})
 
 
 def _load_state(path: Path, run: str, statistics: dict[str, SiteStatistics]) -> tuple[int, float]:

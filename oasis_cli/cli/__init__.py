@@ -1,5 +1,20 @@
 """The command line: click only. A command parses, calls one library function, and renders its result."""
 
-from oasis_cli.cli.group import main
+import sys
+
+
+def main() -> None:
+    """Entry point of the `oasis` command."""
+    try:
+        from oasis_cli.cli.group import oasis  # here, so that an interruption while importing ends in one line too
+
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):  # a terminal that lacks a character shows "?" instead of a traceback
+                stream.reconfigure(errors="replace")
+        oasis.main(prog_name="oasis")
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        sys.exit(130)
+
 
 __all__ = ["main"]

@@ -9,6 +9,7 @@ from oasis_cli.cli.options import (
     common_options,
     device_option,
     json_option,
+    lay_over,
     out_option,
     overwrite_option,
     resume_option,
@@ -55,9 +56,8 @@ def command(
     from oasis_cli.models.checkpoint import open_checkpoint
     from oasis_cli.models.device import resolve_device
     from oasis_cli.pipeline.recipe import stage_settings
-    from oasis_cli.pipeline.settings import override
 
-    options = override(stage_settings(recipe).calibrate, given)
+    options = lay_over(stage_settings(recipe).calibrate, given)
     checkpoint = open_checkpoint(model)
     with progress_bars() as progress:
         result = calibrate(

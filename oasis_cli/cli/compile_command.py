@@ -11,18 +11,22 @@ from oasis_cli.cli.render import emit_json, head, megabytes, progress_bars, show
 @click.command(name="compile", epilog="Example: oasis compile quantized --target oasis-28nm --out image")
 @click.argument("quantized", type=click.Path(path_type=Path))
 @out_option
-@click.option("--target", default="oasis-28nm", show_default=True, metavar="NAME|FILE", help="Accelerator.")
+@click.option("--recipe", type=click.Path(path_type=Path), metavar="FILE", help="Take settings from a recipe.")
+@click.option("--target", metavar="NAME|FILE", help="Accelerator.  [default: oasis-28nm]")
 @click.option("--emit", type=click.Choice(["hex"]), help="Also write every section as text for $readmemh.")
 @overwrite_option
 @json_option
 @common_options
-def command(quantized: Path, out: Path, target: str, emit: str | None, overwrite: bool) -> None:
+def command(
+    quantized: Path, out: Path, recipe: Path | None, target: str | None, emit: str | None, overwrite: bool
+) -> None:
     """Lay the quantized folder QUANTIZED out as a memory image: LUTs, boundaries, indices as streamed, program."""
     from oasis_cli.compiler.compile import compile_model
     from oasis_cli.formats.manifest import digest_file
 
     with progress_bars() as progress:
-        result = compile_model(quantized, out, target, progress=progress, overwrite=overwrite, emit_hex=emit == "hex")
+        chosen = target or _target(recipe)
+        result = compile_model(quantized, out, chosen, progress=progress, overwrite=overwrite, emit_hex=emit == "hex")
     rows = [[kind, megabytes(size)] for kind, size in sorted(result.section_bytes.items(), key=lambda item: -item[1])]
     show_table(
         f"{result.image}: {megabytes(result.file_bytes)}, {result.sections} sections, {result.operations} operations",
@@ -35,3 +39,9 @@ def command(quantized: Path, out: Path, target: str, emit: str | None, overwrite
         | {"folder": str(result.out), "image": str(result.image), "bytes": result.file_bytes}
         | {"sections": result.sections, "operations": result.operations, "section_bytes": result.section_bytes}
     )
+
+
+def _target(recipe: Path | None) -> str:
+    from oasis_cli.pipeline.recipe import stage_settings
+
+    return stage_settings(recipe).compile.target

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from oasis_cli.cli.options import common_options, device_option, json_option, threads_option
+from oasis_cli.cli.options import common_options, device_option, json_option, lay_over, threads_option
 from oasis_cli.cli.render import emit_json, head, progress_bars, show_table
 
 
@@ -32,9 +32,8 @@ def command(
     from oasis_cli.models.device import resolve_device
     from oasis_cli.pipeline.evaluating import evaluate
     from oasis_cli.pipeline.recipe import stage_settings
-    from oasis_cli.pipeline.settings import override
 
-    options = override(stage_settings(recipe).eval, given | {"ppl": ppl or None})
+    options = lay_over(stage_settings(recipe).eval, given | {"ppl": ppl or None})
     with progress_bars() as progress:
         result = evaluate(target, options, device=str(resolve_device(device, threads)), progress=progress)
     rows = [

@@ -3,11 +3,14 @@
 import difflib
 import importlib
 import sys
+import traceback
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import click
 
-from oasis_cli.cli.options import common_options, debug_wanted
+from oasis_cli.cli.options import common_options, debug_wanted, json_option
 from oasis_cli.errors import OasisError
 from oasis_cli.version import __version__
 
@@ -56,18 +59,52 @@ class OasisGroup(click.Group):
             ctx.fail(f"No such command {name!r}.{hint}")
         return super().resolve_command(ctx, args)
 
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run as a program; what click says of wrong usage becomes one line too."""
+        run: Callable[[], Any] = partial(super().main, args, prog_name, complete_var, standalone_mode=False, **extra)
+        if not standalone_mode:
+            return run()
+        try:
+            status = run()
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            status = error.exit_code
+        except click.UsageError as error:
+            hint = f" (see {error.ctx.command_path} --help)" if error.ctx else ""
+            _say(f"error: {error.format_message()}{hint}")
+            status = error.exit_code
+        except OasisError as error:  # of an option that came before the command; `invoke` sees all others
+            _say(f"error: {error}")
+            status = error.exit_status
+        except click.Abort:  # what click makes of an interruption outside of `invoke`
+            _say("interrupted")
+            status = INTERRUPTED
+        sys.exit(status)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run, and end with the status that the outcome has."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:  # click itself would exit 1
-            click.echo("interrupted: what was finished is kept; --resume continues where the command has it", err=True)
+            _say("interrupted: what was finished is kept; --resume continues where the command has it")
             ctx.exit(INTERRUPTED)
         except OasisError as error:
             if debug_wanted(ctx):
-                raise
-            click.echo(f"error: {error}", err=True)
+                click.echo(traceback.format_exc(), err=True)
+            _say(f"error: {error}")
             ctx.exit(error.exit_status)
+
+
+def _say(message: str) -> None:
+    """One line on standard error, whatever the message is made of."""
+    click.echo(" ".join(message.splitlines()), err=True)
 
 
 @click.group(
@@ -76,18 +113,10 @@ class OasisGroup(click.Group):
     epilog="Example: oasis demo",
 )
 @click.version_option(__version__, prog_name="oasis")
+@json_option
 @common_options
 def oasis() -> None:
     """Take a language model to non-uniform 4-bit weights and activations, and on to an accelerator.
 
     calibrate -> quantize -> compile -> simulate, with eval at any point; each step leaves a folder that the next reads.
     """
-
-
-def main() -> None:
-    """Entry point of the `oasis` command."""
-    try:
-        oasis.main(prog_name="oasis")
-    except KeyboardInterrupt:  # before or after a command runs, as while importing
-        click.echo("interrupted", err=True)
-        sys.exit(INTERRUPTED)

@@ -1,13 +1,14 @@
 """Options that several commands share, and what they set up."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 _DEBUG: Final = "oasis.debug"
 _QUIET: Final = "oasis.quiet"
@@ -54,6 +55,15 @@ def common_options(command: F) -> F:
     return command
 
 
+def _json(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    from oasis_cli.formats.atomic import refuse_unwritable
+
+    if value is not None and value != "-":
+        refuse_unwritable(Path(value))
+    _remember(_JSON)(ctx, param, value)
+    return value
+
+
 def json_option(command: F) -> F:
     """`--json F`: write the machine-readable result."""
     return click.option(
@@ -61,7 +71,7 @@ def json_option(command: F) -> F:
         "json_target",
         metavar="FILE",
         expose_value=False,
-        callback=_remember(_JSON),
+        callback=_json,
         help="Write the result as JSON; '-' for standard output, then nothing else goes there.",
     )(command)
 
@@ -74,6 +84,29 @@ def _configure_logging() -> None:
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
         logger.propagate = False
+
+
+def lay_over(options: T, given: Mapping[str, Any]) -> T:
+    """Settings with the options given on the command line.
+
+    Raises:
+        click.UsageError: a value is impossible; the message names the option as it was typed.
+    """
+    from oasis_cli.errors import InputError
+    from oasis_cli.pipeline.settings import override
+
+    try:
+        return override(options, given)
+    except InputError as error:
+        names = {str(parameter.name): parameter.opts[0] for parameter in click.get_current_context().command.params}
+        phrases = str(error).removeprefix("command line: ").split("; ")
+        raise click.UsageError("; ".join(_named(phrase, names) for phrase in phrases)) from None
+
+
+def _named(phrase: str, names: Mapping[str, str]) -> str:
+    """A phrase about a setting, under the name of the option that gave it."""
+    name, colon, rest = phrase.partition(":")
+    return names.get(name, name) + colon + rest
 
 
 def debug_wanted(ctx: click.Context) -> bool:

@@ -7,7 +7,9 @@ import click
 
 from oasis_cli.cli.options import (
     common_options,
+    device_option,
     json_option,
+    lay_over,
     out_option,
     overwrite_option,
     resume_option,
@@ -32,6 +34,7 @@ from oasis_cli.cli.render import emit_json, head, megabytes, progress_bars, show
 @click.option("--outliers", "outlier_fraction", type=float, help="Outliers a side.  [default: as calibrated]")
 @click.option("--codebook-grid", metavar="GRID", help="int8 (exact LUTs) or fp16.  [default: int8]")
 @click.option("--seed", type=int, help="Of K-Means.  [default: 0]")
+@device_option
 @threads_option
 @resume_option
 @overwrite_option
@@ -42,6 +45,7 @@ def command(
     out: Path,
     calibration: Path,
     recipe: Path | None,
+    device: str,
     threads: int | None,
     resume: bool,
     overwrite: bool,
@@ -54,14 +58,21 @@ def command(
     from oasis_cli.models.checkpoint import open_checkpoint
     from oasis_cli.models.device import resolve_device
     from oasis_cli.pipeline.recipe import stage_settings
-    from oasis_cli.pipeline.settings import override
     from oasis_cli.quantization import quantize
 
-    options = override(stage_settings(recipe).quantize, given)
-    resolve_device("cpu", threads)
+    options = lay_over(stage_settings(recipe).quantize, given)
     checkpoint = open_checkpoint(model)
     with progress_bars() as progress:
-        result = quantize(checkpoint, out, calibration, options, resume=resume, overwrite=overwrite, progress=progress)
+        result = quantize(
+            checkpoint,
+            out,
+            calibration,
+            options,
+            device=str(resolve_device(device, threads)),
+            resume=resume,
+            overwrite=overwrite,
+            progress=progress,
+        )
     show_pairs(
         f"{checkpoint.name}, quantized: {options.method} W{options.weight_bits}A{options.act_bits}",
         {

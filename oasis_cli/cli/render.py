@@ -1,6 +1,7 @@
 """What people see: progress bars on standard error, tables on standard output, JSON where it was asked for."""
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -71,44 +72,55 @@ def show_table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]
     """
     if _stdout_taken():
         return
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column, header in enumerate(headers):
         table.add_column(header, justify="right" if column in numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)
-    _console().print(table)
+    _print(title, table)
 
 
 def show_pairs(title: str, pairs: Mapping[str, str]) -> None:
     """Print names and values on standard output."""
     if _stdout_taken():
         return
-    table = Table(title=title, box=None, show_header=False, title_justify="left", pad_edge=False)
+    table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in pairs.items():
         table.add_row(name, value)
-    _console().print(table)
+    _print(title, table)
+
+
+def _print(title: str, table: Table) -> None:
+    """A table under its title, which may be wider than the table."""
+    console = _console()
+    with _standard_output():
+        if title:
+            console.print(title, style="bold")
+        console.print(table)
 
 
 def show_line(text: str) -> None:
     """Print one line on standard output."""
     if not _stdout_taken():
-        _console().print(text, markup=False, highlight=False)
+        with _standard_output():
+            _console().print(text)
 
 
 def emit_json(result: Mapping[str, Any]) -> None:
     """Write the result where --json wants it; nothing without the option."""
-    from oasis_cli.formats.atomic import write_text
+    from oasis_cli.formats.atomic import write_result
 
     target = json_target()
     if target is None:
         return
-    text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(result, indent=1, allow_nan=False) + "\n"
     if target == "-":
-        click.echo(text, nl=False)
+        with _standard_output():
+            click.echo(text, nl=False)
     else:
-        write_text(Path(target), text)
+        write_result(Path(target), text)
 
 
 def head(command: str, inputs: Mapping[str, str]) -> dict[str, Any]:
@@ -124,7 +136,24 @@ def _stdout_taken() -> bool:
 
 def _console() -> Console:
     # a pipe gets 80 columns, so that what is saved reads as it did on the screen
-    return Console(width=None if sys.stdout.isatty() else 80, highlight=False)
+    # and what looks like markup is a name
+    return Console(width=None if sys.stdout.isatty() else 80, highlight=False, markup=False, emoji=False)
+
+
+@contextmanager
+def _standard_output() -> Iterator[None]:
+    """What is written inside reaches standard output, or the refusal is one sentence (a full disk behind it)."""
+    from oasis_cli.formats.atomic import explain
+
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read it has seen enough; click ends the command
+        raise
+    except OSError as error:
+        with Path(os.devnull).open("w") as nowhere:  # else Python tries once more when it ends
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        raise explain(error, Path("standard output")) from error
 
 
 def megabytes(count: int) -> str:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from oasis_cli.cli.options import common_options, json_option
+from oasis_cli.cli.options import common_options, json_option, lay_over
 from oasis_cli.cli.render import emit_json, head, progress_bars
 from oasis_cli.cli.simulation_tables import show_functional, show_simulation
 
@@ -97,10 +97,10 @@ def command(
 
 def _settings(recipe: Path | None, given: dict[str, Any]) -> "SimulationSettings":
     """The recipe's settings, if there is one, under the options given; without a recipe nothing heavy is imported."""
-    from oasis_cli.pipeline.settings import SimulationSettings, override
+    from oasis_cli.pipeline.settings import SimulationSettings
 
     if recipe is None:
-        return override(SimulationSettings(), given)
+        return lay_over(SimulationSettings(), given)
     from oasis_cli.pipeline.recipe import stage_settings
 
-    return override(stage_settings(recipe).simulate, given)
+    return lay_over(stage_settings(recipe).simulate, given)

@@ -87,8 +87,7 @@ def compile_model(
     source = open_quantized(quantized_folder)
     files = {name: path for name in TOKENIZER_FILES if (path := quantized_folder / name).is_file()}
     digests = {name: digest_file(path) for name, path in files.items()}
-    line = target.pe_line
-    plan = plan_image(source, ImageTarget(target.name, line.count, line.mac_tree_inputs), digests)
+    plan = plan_image(source, image_target(target), digests)
     with output_directory(out, MAP_NAME, overwrite=overwrite) as folder:
         write_image(folder / IMAGE_NAME, plan.drafts, progress)
         image = open_image(folder)
@@ -98,6 +97,11 @@ def compile_model(
             _write_hex(image, folder / HEX_FOLDER, progress)
         write_json(folder / MAP_NAME, describe_image(image))
     return _summarise(out, image, plan)
+
+
+def image_target(target: Target) -> ImageTarget:
+    """What an image says of the accelerator that it is laid out for."""
+    return ImageTarget(target.name, target.pe_line.count, target.pe_line.mac_tree_inputs)
 
 
 def _write_hex(image: Image, folder: Path, progress: Progress) -> None:

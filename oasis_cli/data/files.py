@@ -56,7 +56,11 @@ def read_json_lines(path: Path) -> tuple[str, ...]:
 
 
 def read_parquet(path: Path) -> tuple[str, ...]:
-    """One row a record: column `text`, or the only column of strings."""
+    """One row a record: column `text`, or the only column of strings.
+
+    Raises:
+        InputError: no sound Parquet file, or no such column.
+    """
     import pyarrow as arrow  # type: ignore[import-untyped]  # slow to import, and few texts are Parquet
     from pyarrow import parquet
 
@@ -89,7 +93,11 @@ def text_field(fields: Iterable[str], strings: list[str], where: str) -> str:
 
 
 def checked_text(value: object, field: str, where: str) -> str:
-    """The value, once it is known to be a string that can be written in UTF-8."""
+    """The value, once it is known to be a string that can be written in UTF-8.
+
+    Raises:
+        InputError: it is none; the message opens with `where` and names the field.
+    """
     if not isinstance(value, str):
         raise InputError(f'{where}: field "{field}" holds no string ({_kind(value)}); mend or drop the record')
     if not value.isascii():

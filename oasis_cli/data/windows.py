@@ -45,6 +45,23 @@ class Windows:
         )
 
 
+def refuse_beyond(positions: int | None, seqlen: int, name: str) -> None:
+    """Refuse windows that are longer than a model's positions.
+
+    Args:
+        positions: the longest sequence that the model was made for; None where it does not say.
+        seqlen: tokens in a window.
+        name: the model's, for the message.
+
+    Raises:
+        InputError: as said.
+    """
+    _require(
+        positions is None or seqlen <= positions,
+        f"{name}: has {positions} positions, fewer than the seqlen of {seqlen}; take a shorter --seqlen",
+    )
+
+
 def token_windows(
     source: TextSource, tokenizer: Any, seqlen: int, limit: int | None = None, vocab_size: int | None = None
 ) -> Windows:
@@ -101,8 +118,16 @@ def calibration_windows(
 def encode(source: TextSource, tokenizer: Any, vocab_size: int | None = None) -> tuple[Tensor, bool]:
     """Tokenize a text.
 
+    Args:
+        source: the text.
+        tokenizer: a tokenizer of transformers; called without options.
+        vocab_size: what the model's embedding holds; None where that is not known.
+
     Returns:
         The tokens, int64 [T], and whether the first is a beginning-of-sequence token that the tokenizer added.
+
+    Raises:
+        InputError: a token lies outside the vocabulary.
     """
     # verbose=False: no warning that the text is longer than the model's context, for it is cut into windows
     ids: list[int] = tokenizer(source.text, verbose=False)["input_ids"]

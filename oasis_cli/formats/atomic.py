@@ -54,6 +54,60 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8", newline="")
 
 
+def write_result(path: Path, text: str) -> None:
+    """Write a result where a user wants it: the folder is made, links are followed, and a pipe or device is written to.
+
+    Raises:
+        InputError: the system refused the write.
+    """
+    try:
+        path = path.resolve()
+        if path.exists() and not path.is_file():  # renaming a file over /dev/null would be no favour
+            path.write_text(text, encoding="utf-8", newline="")
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise explain(error, path) from error
+    write_text(path, text)
+
+
+def refuse_unwritable(path: Path) -> None:
+    """Check early that `write_result` may write to `path`, before hours of work.
+
+    Raises:
+        InputError: a folder is there, or the place cannot be written.
+    """
+    try:
+        if path.is_dir():
+            raise InputError(f"{path}: is a folder; name a file")
+        if not path.exists() or path.is_file():
+            _probe(path)
+    except OSError as error:
+        raise explain(error, path) from error
+
+
+def _probe(path: Path) -> None:
+    """Write something in the folder that is to hold `path`, or in the nearest one above it that is there."""
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    probe = folder / f".oasis-probe-{os.getpid()}"
+    try:
+        probe.touch()
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def is_finished(path: Path, marker: str) -> bool:
+    """Whether an artifact that holds `marker` stands at `path`.
+
+    Raises:
+        InputError: the system does not say.
+    """
+    try:
+        return (path / marker).is_file()
+    except OSError as error:
+        raise explain(error, path) from error
+
+
 def refuse_occupied(path: Path, marker: str, overwrite: bool) -> None:
     """Check early that `path` may become an output folder, before hours of work.
 
@@ -65,18 +119,17 @@ def refuse_occupied(path: Path, marker: str, overwrite: bool) -> None:
     Raises:
         InputError: something else is there, or `overwrite` was not given, or the place cannot be written.
     """
-    if path.is_symlink() or (path.exists() and not path.is_dir()):
-        raise InputError(f"{path}: is not a folder; choose another --out")
-    if path.is_dir() and any(path.iterdir()):
-        if not (path / marker).is_file():
-            raise InputError(f"{path}: already holds something else; choose another --out")
-        if not overwrite:
-            raise InputError(f"{path}: already holds a finished result; choose another --out or pass --overwrite")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        probe = path.parent / f".{path.name}.probe-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
+        if path.is_symlink() or (path.exists() and not path.is_dir()):
+            raise InputError(f"{path}: is not a folder; choose another --out")
+        if path.name in ("", "..") or path.is_mount():
+            raise InputError(f"{path}: a folder that cannot be renamed; choose an --out inside it")
+        if path.is_dir() and any(path.iterdir()):
+            if not (path / marker).is_file():
+                raise InputError(f"{path}: already holds something else; choose another --out")
+            if not overwrite:
+                raise InputError(f"{path}: already holds a finished result; choose another --out or pass --overwrite")
+        _probe(path)
     except OSError as error:
         raise explain(error, path) from error
 
@@ -85,45 +138,58 @@ def refuse_occupied(path: Path, marker: str, overwrite: bool) -> None:
 def output_directory(
     path: Path, marker: str, *, overwrite: bool = False, resumable: bool = False, resume: bool = False
 ) -> Iterator[Path]:
-    """Yield a folder under a temporary name; on success it becomes `path`.
+    """Yield a folder under a temporary name; on success it becomes `path`, on failure nothing of it is left.
 
     Args:
         path: the folder wanted.
         marker: see `refuse_occupied`; the caller must have written it by the end.
         overwrite: replace an earlier artifact that holds `marker`.
         resumable: an interrupted run leaves the temporary folder, for a later one to go on in it.
-        resume: take up the temporary folder of an interrupted run; without it, start afresh.
+        resume: take up the temporary folder of an interrupted run, which then outlives a failure too; without it,
+            start afresh.
 
     Raises:
         InputError: the place is occupied, or the system refused the write.
     """
     refuse_occupied(path, marker, overwrite)
     temporary = partial_name(path)
+    taken_up = resume and temporary.exists()
+    absent = [parent for parent in path.parents if not parent.exists()]
     try:
         if temporary.exists() and not resume:
             shutil.rmtree(temporary)
-        temporary.mkdir(exist_ok=True)
+        temporary.mkdir(parents=True, exist_ok=True)
         yield temporary
         _swap(temporary, path)
-    except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise explain(error, path) from error
-    except KeyboardInterrupt:
-        if not resumable:
+    except BaseException as error:
+        if not taken_up and not (resumable and isinstance(error, KeyboardInterrupt)):
             shutil.rmtree(temporary, ignore_errors=True)
+            _remove_empty(absent)
+        if isinstance(error, OSError):
+            raise explain(error, path) from error
         raise
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    """Remove folders, the innermost first, as far as they are empty."""
+    with suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
 
 
 def _swap(temporary: Path, path: Path) -> None:
     """Rename `temporary` to `path`; an earlier artifact goes only once the new one stands."""
     old = path.with_name(f".{path.name}.old")
-    if path.exists():
-        if old.exists():
-            shutil.rmtree(old)
-        path.rename(old)
-    temporary.rename(path)
-    if old.exists():
-        shutil.rmtree(old)
+    try:
+        if path.exists():
+            if old.exists():
+                shutil.rmtree(old)
+            path.rename(old)
+        temporary.rename(path)
+    except BaseException:
+        if old.exists() and not path.exists():
+            old.rename(path)
+        raise
+    finally:
+        if path.exists():
+            shutil.rmtree(old, ignore_errors=True)

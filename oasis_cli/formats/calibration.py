@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from oasis_cli.errors import InputError
-from oasis_cli.formats.manifest import digest_file, read_manifest
+from oasis_cli.formats.manifest import digest_file, read_sealed
 from oasis_cli.numerics.histogram import Points
 
 KIND: Final = "calibration"
@@ -61,7 +61,7 @@ class Calibration:
 
     Attributes:
         manifest: the whole of `calibration.json`.
-        sites: by name, in the model's order.
+        sites: by name, in the order of the manifest, which is the alphabet's.
         digest: SHA-256 of the tensors file.
     """
 
@@ -100,7 +100,7 @@ def read_calibration(folder: Path) -> Calibration:
     """
     if not folder.is_dir():
         raise InputError(f"{folder}: not a folder; run oasis calibrate first and name its --out")
-    manifest = read_manifest(folder / MANIFEST_NAME, KIND, SCHEMA_VERSION)
+    manifest = read_sealed(folder / MANIFEST_NAME, KIND, SCHEMA_VERSION)
     path = folder / TENSORS_NAME
     again = "run oasis calibrate again"
     if not path.is_file():

@@ -129,7 +129,7 @@ class Image:
         return self._by_name[name]
 
     def array(self, section: Section) -> npt.NDArray[Any]:
-        """A section's elements in its shape; a BF16 section as its bits, uint16."""
+        """A section's elements in its shape [...] and type, a view of the file; a BF16 section as its bits, uint16."""
         count = math.prod(section.shape)
         flat = np.frombuffer(self._data, _NUMPY[section.dtype], count, section.offset)
         return flat.reshape(section.shape)

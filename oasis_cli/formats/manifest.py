@@ -12,6 +12,7 @@ from oasis_cli.version import __version__
 
 _CHUNK = 1 << 22
 _MAX_JSON_BYTES = 1 << 28
+_SEAL = "manifest_digest"
 
 
 def digest_bytes(data: bytes) -> str:
@@ -53,9 +54,24 @@ def manifest(
     }
 
 
+def _json_text(value: Any) -> str:
+    # ASCII, since a name that is not UTF-8 has characters which only an escape can carry
+    return json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n"
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write JSON atomically with sorted keys, so that equal content gives equal bytes."""
-    write_text(path, json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
+    write_text(path, _json_text(value))
+
+
+def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a manifest with the digest of its own text, so that `read_sealed` finds any change of it."""
+    text = _json_text({**value, _SEAL: ""})
+    write_text(path, text.replace(_seal(""), _seal(digest_bytes(text.encode())), 1))
+
+
+def _seal(digest: object) -> str:
+    return f'"{_SEAL}": "{digest}"'
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -64,19 +80,25 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         InputError: absent, unreadable, far too large, or not a JSON object.
     """
+    return _read_json(path)[1]
+
+
+def _read_json(path: Path) -> tuple[str, dict[str, Any]]:
+    """Text and content."""
     try:
         if path.stat().st_size > _MAX_JSON_BYTES:
             raise InputError(f"{path}: {path.stat().st_size:,} bytes are too many for a manifest; it is damaged")
-        value = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_bytes().decode()
+        value = json.loads(text)
     except FileNotFoundError:
-        raise InputError(f"{path}: not found") from None
+        raise InputError(f"{path}: not found; name the right folder, or write it again") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise InputError(f"{path}: damaged, not JSON ({error}); write it again") from None
     if not isinstance(value, dict):
         raise InputError(f"{path}: damaged, holds {type(value).__name__} where an object is due; write it again")
-    return value
+    return text, value
 
 
 def read_manifest(path: Path, kind: str, schema_version: int) -> dict[str, Any]:
@@ -85,7 +107,24 @@ def read_manifest(path: Path, kind: str, schema_version: int) -> dict[str, Any]:
     Raises:
         InputError: not there, another kind of artifact, or written by a newer version of the tool.
     """
-    value = read_json(path)
+    return _check_opening(path, read_json(path), kind, schema_version)
+
+
+def read_sealed(path: Path, kind: str, schema_version: int) -> dict[str, Any]:
+    """Read a manifest of the given kind that `write_sealed` wrote.
+
+    Raises:
+        InputError: as `read_manifest`, or a single character is not as it was written.
+    """
+    text, value = _read_json(path)
+    _check_opening(path, value, kind, schema_version)
+    digest = value.pop(_SEAL, None)
+    if digest_bytes(text.replace(_seal(digest), _seal(""), 1).encode()) != digest:
+        raise InputError(f"{path}: damaged, it is not what oasis wrote; write it again")
+    return value
+
+
+def _check_opening(path: Path, value: dict[str, Any], kind: str, schema_version: int) -> dict[str, Any]:
     if value.get("kind") != kind:
         raise InputError(f"{path}: is {value.get('kind')!r}, not a {kind}; name the right folder")
     check_version(value.get("schema_version"), schema_version, str(path))

@@ -93,7 +93,7 @@ class QuantizationSpec:
         return cls(**{name: block[name] for name in known}, layers=layers)
 
     def outliers_a_side(self, K: int) -> int:
-        """K of a token of K values; 0 unless outliers are dynamic."""
+        """Outliers a side of a token of K values; 0 unless outliers are dynamic."""
         return outlier_count(K, self.outlier_fraction) if self.outlier_mode == "dynamic" else 0
 
 

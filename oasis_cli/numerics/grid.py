@@ -5,6 +5,8 @@ every implementation gives the same bits. The step has at most four significant 
 at most, and every centroid is an exact float16 as well.
 """
 
+import math
+
 import numpy as np
 import torch
 
@@ -41,19 +43,21 @@ def to_grid(line: Line, centroids: Floats, grid: CodebookGrid, where: str) -> Co
 
 
 def _steps(largest: float) -> list[float]:
-    """Steps that reach the largest centroid within int8 and keep every centroid an exact float16."""
+    """Steps worth trying: two octaves to either side of the one that just reaches the largest centroid.
+
+    A finer step cuts the outermost centroids short and serves the many small ones better; a coarser one may happen
+    to lie well. All keep every centroid an exact float16, which ends at multiples of 2**-24.
+    """
     if largest == 0:
         return [1.0]
-    exponent = int(np.floor(np.log2(largest / GRID_LIMIT))) - 3
-    steps = [m * 2.0 ** (exponent + octave) for octave in range(-1, _OCTAVES + 1) for m in _SIGNIFICANDS]
-    fitting = [s for s in steps if s * GRID_LIMIT >= largest and s % _SMALLEST_HALF == 0]
-    # float16 ends at multiples of 2**-24: centroids that small take the coarsest grid there is
-    return fitting[: _OCTAVES * len(_SIGNIFICANDS)] or [max(_SMALLEST_HALF, 2.0**exponent)]
+    exponent = math.floor(math.log2(largest / GRID_LIMIT)) - 3
+    steps = [m * 2.0 ** (exponent + octave) for octave in range(-_OCTAVES, _OCTAVES + 1) for m in _SIGNIFICANDS]
+    return [step for step in steps if step % _SMALLEST_HALF == 0] or [_SMALLEST_HALF]
 
 
 def _on_step(line: Line, centroids: Floats, step: float) -> tuple[float, Floats, float]:
     """Lloyd steps with means rounded to multiples of `step`, for as long as they help."""
-    best = np.round(centroids / step)
+    best = np.clip(np.round(centroids / step), -GRID_LIMIT, GRID_LIMIT)
     error = line.error(best * step)
     while True:
         means = line.means(line.cut(best * step), best * step)

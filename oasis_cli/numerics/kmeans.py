@@ -58,7 +58,7 @@ class Line:
         self.s2 = np.concatenate([zero, np.cumsum(weights * self.values**2)])
 
     def interval_cost(self, start: Ints, stop: Ints) -> Floats:
-        """Weighted squared error of points[start:stop] about their mean, for arrays of intervals."""
+        """Weighted squared error of points[start:stop] about their mean, for n intervals: int64 [n] to float64 [n]."""
         weight, moment = self.s0[stop] - self.s0[start], self.s1[stop] - self.s1[start]
         squares = self.s2[stop] - self.s2[start]
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -66,20 +66,20 @@ class Line:
         return np.where(weight > 0, np.maximum(cost, 0.0), 0.0)
 
     def cut(self, centroids: Floats) -> Ints:
-        """Interval ends [clusters + 1] of the points nearest to each ascending centroid."""
+        """Interval ends, int64 [C + 1], of the points nearest to each of the ascending centroids, float64 [C]."""
         middles = (centroids[1:] + centroids[:-1]) / 2
         inner = np.searchsorted(self.values, middles - self.offset, side="left")
         return np.concatenate([[0], inner, [len(self.values)]]).astype(np.int64)
 
     def means(self, cuts: Ints, otherwise: Floats) -> Floats:
-        """Mean of every interval; where one is empty, the centroid given stays."""
+        """Mean of every interval between `cuts`, int64 [C + 1]; where one is empty, `otherwise`, float64 [C], stays."""
         weight, moment = np.diff(self.s0[cuts]), np.diff(self.s1[cuts])
         full = weight > 0
         mean = np.divide(moment, weight, out=np.zeros_like(moment), where=full) + self.offset
         return np.where(full, mean, otherwise)
 
     def error(self, centroids: Floats) -> float:
-        """Weighted squared error of all points to their nearest centroid."""
+        """Weighted mean squared error of all points to the nearest of the ascending centroids, float64 [C]."""
         cuts, shifted = self.cut(centroids), centroids - self.offset
         weight, moment = np.diff(self.s0[cuts]), np.diff(self.s1[cuts])
         squares = np.diff(self.s2[cuts])
@@ -87,7 +87,7 @@ class Line:
 
 
 def lloyd(line: Line, centroids: Floats, steps: int = _LLOYD_STEPS) -> Floats:
-    """Alternate nearest points and means until nothing moves."""
+    """Alternate nearest points and means until nothing moves, `steps` times at most; float64 [C], ascending."""
     for _ in range(steps):
         moved = np.sort(line.means(line.cut(centroids), centroids))
         if np.array_equal(moved, centroids):

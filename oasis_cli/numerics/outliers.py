@@ -47,7 +47,7 @@ def find_outliers(x: Tensor, k: int) -> Tensor:
 
 
 def search_outliers(x: Tensor, k: int) -> OutlierSearch:
-    """`find_outliers` with the values that it stopped at; k is at least 1 and there is at least one token."""
+    """`find_outliers` of x, float [M, K], with the values that it stopped at; k and M are at least 1."""
     x = x.float()
     above, upper, tied_above = _extreme(x, k, largest=True)
     below, lower, tied_below = _extreme(x, k, largest=False)

@@ -25,9 +25,15 @@ def kind_of(path: str | Path) -> Kind:
     """Tell what a path, or else a hub id, names.
 
     Raises:
-        InputError: a folder that is none of the kinds.
+        InputError: a folder that is none of the kinds, or a path that cannot be looked at.
     """
-    place = Path(path)
+    try:
+        return _kind_of(Path(path))
+    except OSError as error:  # too long a name, or a folder on the way that may not be searched
+        raise InputError(f"{path}: cannot be read ({error.strerror}); check the path") from error
+
+
+def _kind_of(place: Path) -> Kind:
     if place.suffix == ".oimg" or (place / IMAGE_NAME).is_file():
         return Kind.IMAGE
     if (place / MANIFEST_NAME).is_file():
@@ -37,7 +43,7 @@ def kind_of(path: str | Path) -> Kind:
         block = read_json(config).get("quantization_config")
         return Kind.QUANTIZED if isinstance(block, dict) and block.get("quant_method") == QUANT_METHOD else Kind.MODEL
     if place.is_dir() and not any(place.glob("*.gguf")) and any(place.iterdir()):
-        raise InputError(f"{path}: neither a model, a calibration, a quantized model nor an image")
+        raise InputError(f"{place}: neither a model, a calibration, a quantized model nor an image; name one of these")
     return Kind.MODEL
 
 

@@ -1,14 +1,15 @@
 """The eval stage: perplexity of an original, a quantized folder or an image, all by the same lines of code."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from oasis_cli.data.source import TextSource
 from oasis_cli.data.text import load_text
-from oasis_cli.data.windows import token_windows
+from oasis_cli.data.windows import Windows, refuse_beyond, token_windows
 from oasis_cli.errors import InputError
 from oasis_cli.evaluation.perplexity import PerplexityResult, perplexity
 from oasis_cli.formats.manifest import digest_file
@@ -129,14 +130,29 @@ def evaluate(
     Raises:
         InputError: a text shorter than a window, a window longer than the model's positions, logits not finite.
     """
-    sources = [load_text(name, "evaluation") for name in options.ppl or (None,)]
+    sources = load_texts(options)
     opened = open_logits(target, device, progress)
-    if opened.positions is not None and options.seqlen > opened.positions:
-        raise InputError(
-            f"{opened.name}: has {opened.positions} positions, fewer than --seqlen {options.seqlen}; take a shorter one"
-        )
-    windows = [
-        token_windows(source, opened.tokenizer, options.seqlen, options.limit, opened.vocabulary) for source in sources
-    ]
+    refuse_beyond(opened.positions, options.seqlen, opened.name)
+    windows = cut_windows(sources, options, opened.tokenizer, opened.vocabulary)
     found = tuple(perplexity(opened.logits, each, progress) for each in windows)
     return EvaluationResult(opened.name, opened.kind.value, opened.digest, found)
+
+
+def load_texts(options: EvaluationSettings) -> list[TextSource]:
+    """The texts to measure on.
+
+    Raises:
+        InputError: one is not there, or holds nothing.
+    """
+    return [load_text(name, "evaluation") for name in options.ppl or (None,)]
+
+
+def cut_windows(
+    sources: Sequence[TextSource], options: EvaluationSettings, tokenizer: Any, vocabulary: int
+) -> list[Windows]:
+    """The windows of every text.
+
+    Raises:
+        InputError: a text is shorter than a window.
+    """
+    return [token_windows(source, tokenizer, options.seqlen, options.limit, vocabulary) for source in sources]

@@ -7,8 +7,8 @@ from typing import Any
 
 from oasis_cli.formats.calibration import read_calibration
 from oasis_cli.formats.image import describe_image, open_image
-from oasis_cli.formats.manifest import read_json
-from oasis_cli.formats.quantized import REPORT_NAME
+from oasis_cli.formats.manifest import read_sealed
+from oasis_cli.formats.quantized import KIND, REPORT_NAME, SCHEMA_VERSION
 from oasis_cli.models.checkpoint import open_checkpoint
 from oasis_cli.pipeline.artifacts import Kind, image_file, kind_of
 from oasis_cli.runtime.loading import open_quantized
@@ -57,11 +57,16 @@ def _inspect_model(path: str | Path) -> Inspection:
     return Inspection(Kind.MODEL.value, facts, details={"config": config.to_dict(), "digest": checkpoint.digest})
 
 
+def _in_model_order(item: tuple[str, Any]) -> list[tuple[int, str]]:
+    """Sort key of a named entry by which block 2 comes before block 10; JSON sorts as text."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in item[0].split(".")]
+
+
 def _inspect_calibration(path: str | Path) -> Inspection:
     calibration = read_calibration(Path(path))
     manifest = calibration.manifest
     rows = []
-    for name, entry in manifest["sites"].items():
+    for name, entry in sorted(manifest["sites"].items(), key=_in_model_order):
         threshold = entry["threshold"]
         centroids = calibration.sites[name].centroids[4].tolist()
         rows.append(
@@ -86,7 +91,7 @@ def _inspect_calibration(path: str | Path) -> Inspection:
 
 def _inspect_quantized(path: str | Path) -> Inspection:
     checkpoint, spec = open_quantized(path)
-    report = read_json(checkpoint.path / REPORT_NAME)
+    report = read_sealed(checkpoint.path / REPORT_NAME, KIND, SCHEMA_VERSION)
     rows = [
         [
             name.removeprefix("model.layers."),
@@ -96,7 +101,7 @@ def _inspect_quantized(path: str | Path) -> Inspection:
             f"{entry['bits_a_weight']:.3f}",
             f"{entry['grid_cost']:+.2%}",
         ]
-        for name, entry in report["layers"].items()
+        for name, entry in sorted(report["layers"].items(), key=_in_model_order)
     ]
     block = asdict(spec)
     block.pop("layers")

@@ -51,13 +51,16 @@ def find_recipe(name: str) -> Path:
         InputError: neither; the nearest shipped name is suggested.
     """
     shipped = shipped_recipes()
-    if name in shipped and not Path(name).is_file():
+    try:
+        if Path(name).is_file():
+            return Path(name)
+    except OSError as error:  # too long a name, or a folder on the way that may not be searched
+        raise InputError(f"{name}: cannot be read ({error.strerror}); check the path") from error
+    if name in shipped:
         return shipped[name]
-    if Path(name).is_file():
-        return Path(name)
     near = difflib.get_close_matches(name, shipped, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
-    raise InputError(f"{name}: no such recipe file, and not a shipped one ({', '.join(shipped)}){hint}")
+    raise InputError(f"{name}: no such recipe file, and not a shipped one ({', '.join(shipped)}){hint or '; name one'}")
 
 
 def load_recipe(path: Path, changes: tuple[str, ...] = ()) -> Recipe:
@@ -67,13 +70,14 @@ def load_recipe(path: Path, changes: tuple[str, ...] = ()) -> Recipe:
         InputError: every unknown or impossible key with its line, or a change that is not `key=value`.
     """
     data, lines = parse_yaml(read_text(path), str(path))
-    for change in changes:
+    recipe = from_mapping(data, Recipe, str(path), lines)
+    for change in changes:  # one at a time, so that a message names the one to blame
         _apply(data, change)
-        lines.pop(tuple(change.partition("=")[0].split(".")), None)
-    return from_mapping(data, Recipe, str(path), lines)
+        recipe = from_mapping(data, Recipe, f"--set {change}")
+    return recipe
 
 
-def _apply(data: Any, change: str) -> None:
+def _apply(data: dict[str, Any], change: str) -> None:
     key, equals, value = change.partition("=")
     if not equals or not key:
         raise InputError(f"--set {change}: expected key=value, as in quantize.act_bits=3")
@@ -82,7 +86,7 @@ def _apply(data: Any, change: str) -> None:
     for parent in parents:
         data = data.setdefault(parent, {})
         if not isinstance(data, dict):
-            raise InputError(f"--set {change}: {parent} holds a value, not keys")
+            raise InputError(f"--set {change}: {parent} holds a value, not keys; leave out what follows it")
     data[last] = parsed
 
 

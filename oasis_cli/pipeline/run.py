@@ -1,5 +1,6 @@
 """A recipe's run: the five stages chained by their folders, each skipped where an equal result is there already."""
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -7,20 +8,27 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from oasis_cli.calibration import CalibrationResult, calibrate
-from oasis_cli.compiler.compile import compile_model
+from oasis_cli.compiler.compile import compile_model, image_target
+from oasis_cli.compiler.model import read_shape
+from oasis_cli.compiler.program import build_program
 from oasis_cli.compiler.verify import verify_image
+from oasis_cli.data.windows import refuse_beyond
 from oasis_cli.errors import InputError
 from oasis_cli.formats.image import open_image
 from oasis_cli.formats.manifest import digest_bytes, read_json, write_json
+from oasis_cli.hardware.target import load_target
 from oasis_cli.models.checkpoint import Checkpoint, open_checkpoint
 from oasis_cli.pipeline.artifacts import image_file
-from oasis_cli.pipeline.evaluating import evaluate
+from oasis_cli.pipeline.evaluating import cut_windows, evaluate, load_texts
 from oasis_cli.pipeline.recipe import Recipe
 from oasis_cli.pipeline.simulating import simulate_image
 from oasis_cli.progress import SILENT, Progress
 from oasis_cli.quantization import QuantizationResult, quantize
+from oasis_cli.simulator.timing import simulate as time_program
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 RESULT_NAME = "run.json"
 
@@ -75,17 +83,18 @@ class RunResult:
 
 
 class _Clock:
-    """Times stages by name and tells the progress listener which one runs."""
+    """Times stages by name, and says in the log when one is done."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self._progress = progress
 
     def stage(self, name: str, work: Callable[[], T]) -> T:
         """Run a stage and note how long it took."""
         started = time.monotonic()
         result = work()
         self.seconds[name] = time.monotonic() - started
+        if self.seconds[name] >= 1:  # nobody waited for the others
+            log.info("%s: done in %.1f s", name, self.seconds[name])
         return result
 
 
@@ -102,10 +111,12 @@ def run_recipe(recipe: Recipe, model: str, out: Path, *, device: str = "cpu", pr
         progress: who is told.
 
     Raises:
-        InputError: as the stages do; or an earlier stage's folder holds a result with other settings.
+        InputError: as the stages do, what can be known beforehand before any of them runs; or an earlier stage's
+            folder holds a result with other settings.
     """
-    clock = _Clock(progress)
+    clock = _Clock()
     checkpoint = clock.stage("open", lambda: open_checkpoint(model))
+    texts = clock.stage("look ahead", lambda: _look_ahead(recipe, checkpoint))
     places = {name: out / name for name in ("calibration", "quantized", "image")}
     calibration = clock.stage(
         "calibrate",
@@ -116,18 +127,24 @@ def run_recipe(recipe: Recipe, model: str, out: Path, *, device: str = "cpu", pr
     quantization = clock.stage(
         "quantize",
         lambda: quantize(
-            checkpoint, places["quantized"], places["calibration"], recipe.quantize, resume=True, progress=progress
+            checkpoint,
+            places["quantized"],
+            places["calibration"],
+            recipe.quantize,
+            device=device,
+            resume=True,
+            progress=progress,
         ),
     )
     clock.stage("compile", lambda: _compile(places, recipe.compile.target, progress))
-    report, image_digest = clock.stage("simulate", lambda: simulate_image(places["image"], recipe.simulate))
-    write_json(out / "simulation.json", report.to_json() | {"inputs": {"image": image_digest}})
-    original = clock.stage(
-        "eval original", lambda: _evaluate(checkpoint, checkpoint.path, out, recipe, device, progress)
+    report, image_digest = clock.stage(
+        "simulate", lambda: simulate_image(places["image"], recipe.simulate, recipe.compile.target)
     )
+    write_json(out / "simulation.json", report.to_json() | {"inputs": {"image": image_digest}})
+    original = clock.stage("eval original", lambda: _evaluate(checkpoint, texts, out, recipe, device, progress))
     quantized = clock.stage(
         "eval quantized",
-        lambda: _evaluate(open_checkpoint(places["quantized"]), places["quantized"], out, recipe, device, progress),
+        lambda: _evaluate(open_checkpoint(places["quantized"]), texts, out, recipe, device, progress),
     )
     result = RunResult(
         folder=out,
@@ -145,29 +162,49 @@ def run_recipe(recipe: Recipe, model: str, out: Path, *, device: str = "cpu", pr
     return result
 
 
+def _look_ahead(recipe: Recipe, checkpoint: Checkpoint) -> dict[str, str]:
+    """Refuse now what a later stage would refuse after hours; the digests of the texts to evaluate on."""
+    config, quantization, outliers = checkpoint.config, recipe.quantize, recipe.calibrate.outlier_fraction
+    for seqlen in (recipe.calibrate.seqlen, recipe.eval.seqlen):
+        refuse_beyond(config.max_position_embeddings, seqlen, checkpoint.name)
+    if quantization.outlier_fraction not in (None, outliers):
+        raise InputError(
+            f"recipe: quantize.outlier_fraction is {quantization.outlier_fraction}, calibrate.outlier_fraction "
+            f"{outliers}; give both the same, or only the latter"
+        )
+    shape = read_shape(config, str(checkpoint.path))
+    program = build_program(shape, quantization.weight_bits, quantization.act_bits, outliers)
+    lengths = recipe.simulate
+    time_program(program, shape, load_target(recipe.compile.target), lengths.batch, lengths.prefill, lengths.decode)
+    sources = load_texts(recipe.eval)
+    cut_windows(sources, recipe.eval, checkpoint.load_tokenizer(), config.vocab_size)
+    return {source.name: source.digest for source in sources}
+
+
 def _compile(places: dict[str, Path], target: str, progress: Progress) -> None:
     """Compile, unless the image that is there came from this very folder for this target."""
     image = image_file(places["image"])
     if image.is_file():
-        metadata = open_image(image).metadata()
-        if metadata.target.name == target:
+        found, due = open_image(image).metadata().target, image_target(load_target(target))
+        if found == due:
             verify_image(places["image"], places["quantized"], progress)
             return
-        raise InputError(f"{places['image']}: compiled for {metadata.target.name}, not {target}; choose another --out")
+        raise InputError(f"{places['image']}: compiled for {found}, not {due}; choose another --out")
     compile_model(places["quantized"], places["image"], target, progress=progress)
 
 
 def _evaluate(
-    checkpoint: Checkpoint, target: Path, out: Path, recipe: Recipe, device: str, progress: Progress
+    checkpoint: Checkpoint, texts: dict[str, str], out: Path, recipe: Recipe, device: str, progress: Progress
 ) -> dict[str, Any]:
-    """Evaluate, unless an evaluation of these very weights with these settings is there."""
-    wanted = {"model": checkpoint.digest, "settings": asdict(recipe.eval) | {"ppl": list(recipe.eval.ppl)}}
+    """Evaluate, unless an evaluation of these very weights on these very texts with these settings is there."""
+    settings = asdict(recipe.eval) | {"ppl": list(recipe.eval.ppl)}
+    wanted = {"model": checkpoint.digest, "texts": texts, "settings": settings}
     key = digest_bytes(repr(wanted).encode()).removeprefix("sha256:")[:12]
     place = out / f"evaluation-{key}.json"
     if place.is_file():
         kept = read_json(place)
         if kept.get("wanted") == wanted:
             return dict(kept["result"])
-    result = evaluate(target, recipe.eval, device=device, progress=progress).to_json()
+    result = evaluate(checkpoint.path, recipe.eval, device=device, progress=progress).to_json()
     write_json(place, {"wanted": wanted, "result": result})
     return result

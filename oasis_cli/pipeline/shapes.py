@@ -1,17 +1,18 @@
 """Timing of a model by its sizes alone: no weights, no tensor library, an answer at once."""
 
 from oasis_cli.compiler.program import build_program
+from oasis_cli.formats.program import ModelShape
 from oasis_cli.hardware.shapes import load_shape
-from oasis_cli.hardware.target import load_target
+from oasis_cli.hardware.target import Target, load_target
 from oasis_cli.pipeline.settings import SimulationSettings
 from oasis_cli.simulator.report import SimulationReport
 from oasis_cli.simulator.timing import simulate
 
 
 def simulate_shape(
-    shape: str,
+    shape: ModelShape | str,
     options: SimulationSettings,
-    target: str = "oasis-28nm",
+    target: Target | str = "oasis-28nm",
     *,
     weight_bits: int = 4,
     act_bits: int = 4,
@@ -20,9 +21,9 @@ def simulate_shape(
     """Time a model of which only the sizes are known.
 
     Args:
-        shape: a shipped shape's name, or a YAML file.
+        shape: sizes, a shipped shape's name, or a YAML file.
         options: batch and lengths.
-        target: accelerator, by name or file.
+        target: accelerator, itself or by name or file.
         weight_bits: n_W.
         act_bits: n_A.
         outlier_fraction: outliers a side.
@@ -30,6 +31,7 @@ def simulate_shape(
     Raises:
         InputError: no such shape or target, lengths beyond the model's positions, or a target that cannot hold it.
     """
-    sizes = load_shape(shape)
+    sizes = load_shape(shape) if isinstance(shape, str) else shape
+    chip = load_target(target) if isinstance(target, str) else target
     program = build_program(sizes, weight_bits, act_bits, outlier_fraction)
-    return simulate(program, sizes, load_target(target), options.batch, options.prefill, options.decode)
+    return simulate(program, sizes, chip, options.batch, options.prefill, options.decode)

@@ -7,9 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
+from oasis_cli.compiler.verify import verify_image
 from oasis_cli.data.text import load_text
-from oasis_cli.data.windows import Windows, token_windows
+from oasis_cli.data.windows import Windows, refuse_beyond, token_windows
+from oasis_cli.errors import CheckError, InputError
 from oasis_cli.evaluation.perplexity import PerplexityResult, perplexity
 from oasis_cli.formats.image import open_image
 from oasis_cli.formats.manifest import digest_file
@@ -116,14 +119,17 @@ def run_functional(
         progress: who is told.
 
     Raises:
-        InputError: the image or the reference is damaged, or the text is too short.
+        InputError: the image or the reference is damaged, they do not belong together, the text is too short, or a
+            window is longer than the model's positions.
     """
     path = image_file(image)
-    watch = _Watch(load(reference)) if reference is not None else None
+    watch = None
+    if reference is not None:
+        watch = _Watch(_load_reference(path, reference, progress))
     simulator = FunctionalSimulator(path, engine=engine, observer=watch, progress=progress)
-    tokenizer = load_tokenizer(path.parent)
-    source = load_text(text, "evaluation")
-    windows = token_windows(source, tokenizer, seqlen, limit, simulator.metadata.shape.vocab)
+    shape = simulator.metadata.shape
+    refuse_beyond(shape.max_positions, seqlen, path.parent.name)
+    windows = token_windows(load_text(text, "evaluation"), load_tokenizer(path.parent), seqlen, limit, shape.vocab)
     kept: list[Tensor] = []
 
     def logits(tokens: Tensor) -> Tensor:
@@ -137,10 +143,19 @@ def run_functional(
     return FunctionalResult(engine, measured, agreement)
 
 
+def _load_reference(image: Path, reference: Path, progress: Progress) -> PreTrainedModel:
+    """The quantized folder as a model, once the image is known to come from it."""
+    try:
+        verify_image(image, reference, progress)
+    except CheckError as error:
+        raise InputError(f"{error}; name the folder that it was compiled from with --reference") from error
+    return load(reference)
+
+
 class _Watch:
     """Sees every operation of the image and does the same in torch, on the same input bits."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
         self._inputs: dict[int, Tensor] = {}
         self.layers = 0
@@ -168,15 +183,17 @@ class _Watch:
     @torch.no_grad()
     def compare(self, windows: Windows, kept: Sequence[Tensor], progress: Progress) -> Agreement:
         """End to end, on the same windows."""
-        errors, divergences, losses = [], [], []
-        with progress.task("comparing with torch", len(kept), "windows") as task:
-            for tokens, ours in zip(windows.tokens, kept, strict=True):
-                theirs = self._model(input_ids=tokens[None], use_cache=False).logits
-                errors.append(_relative(ours, theirs))
-                p, q = theirs[0].double().log_softmax(-1), ours[0].double().log_softmax(-1)
-                divergences.append(float((p.exp() * (p - q)).sum(-1).mean()))
-                losses.append(float(-p[:-1].gather(1, tokens[1:, None]).mean()))
-                task.advance()
+        errors, divergences, remaining = [], [], iter(kept)
+
+        def logits(tokens: Tensor) -> Tensor:
+            theirs: Tensor = self._model(input_ids=tokens, use_cache=False).logits
+            ours = next(remaining)
+            errors.append(_relative(ours, theirs))
+            p, q = theirs[0].double().log_softmax(-1), ours[0].double().log_softmax(-1)
+            divergences.append(float((p.exp() * (p - q)).sum(-1).mean()))
+            return theirs
+
+        measured = perplexity(logits, windows, progress)
         return Agreement(
             layers=self.layers,
             layer_error=self.layer_error,
@@ -184,7 +201,7 @@ class _Watch:
             outlier_flips=self.outlier_flips,
             logits_error=max(errors),
             kl_mean=max(0.0, sum(divergences) / len(divergences)),
-            perplexity=float(torch.tensor(losses).mean().exp()),
+            perplexity=measured.value,
         )
 
 

@@ -1,11 +1,16 @@
 """The verify stage: is an artifact whole and sound, and is it what it says it came from?"""
 
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from oasis_cli.compiler.verify import verify_image
 from oasis_cli.errors import CheckError, InputError
 from oasis_cli.formats.calibration import read_calibration
+from oasis_cli.formats.manifest import read_sealed
+from oasis_cli.formats.quantized import KIND, REPORT_NAME, SCHEMA_VERSION
 from oasis_cli.models.checkpoint import open_checkpoint
 from oasis_cli.pipeline.artifacts import Kind, kind_of
 from oasis_cli.progress import SILENT, Progress
@@ -32,60 +37,75 @@ def verify(path: Path, against: Path | None = None, progress: Progress = SILENT)
 
     Args:
         path: a model, a calibration, a quantized folder or an image.
-        against: for an image the quantized folder that it was compiled from; for a calibration the model it is of.
+        against: what the artifact came from: for an image the quantized folder, for a quantized folder or a
+            calibration the model.
         progress: who is told.
 
     Raises:
-        InputError: there is nothing at `path`.
+        InputError: there is nothing at `path` or at `against`.
         CheckError: something is damaged, or does not belong to `against`.
     """
-    if not path.exists():
-        raise InputError(f"{path}: not found; name a folder or a file")
+    for place in (path, *([against] if against else [])):
+        if not os.path.lexists(place):
+            raise InputError(f"{place}: not found; name a folder or a file")
     try:
         kind = kind_of(path)
-        checked = _CHECKS[kind](path, against, progress)
+        checked = _CHECKS[kind](path, progress)
     except InputError as error:  # whatever a reader refuses is what verify is asked to find
         raise CheckError(str(error)) from error
+    if against is not None:  # what cannot be read from now on is `against`, which nobody asked to check
+        checked.append(_ORIGINS[kind](path, against, progress))
     return Verification(str(path), kind.value, tuple(checked))
 
 
-def _check_model(path: Path, against: Path | None, progress: Progress) -> list[str]:
-    _no_reference(path, against)
+def _check_model(path: Path, progress: Progress) -> list[str]:
     model = open_checkpoint(path).load_model(progress=progress)
     return [f"{len(model.state_dict())} tensors: all there, of the right shape, finite"]
 
 
-def _check_calibration(path: Path, against: Path | None, progress: Progress) -> list[str]:
+def _check_calibration(path: Path, progress: Progress) -> list[str]:
     calibration = read_calibration(path)
-    checked = [f"tensors of {len(calibration.sites)} sites: digest as in the manifest"]
-    if against is not None:
-        if open_checkpoint(against).digest != calibration.model_digest:
-            raise CheckError(f"{path}: was made for another model than {against}")
-        checked.append(f"made for {against}")
-    return checked
+    return [f"tensors of {len(calibration.sites)} sites: digest as in the manifest"]
 
 
-def _check_quantized(path: Path, against: Path | None, progress: Progress) -> list[str]:
-    _no_reference(path, against)
-    return verify_quantized(path, progress)
+def _check_image(path: Path, progress: Progress) -> list[str]:
+    found = verify_image(path, progress=progress)
+    return [f"{found.file_bytes:,} bytes in {found.sections} sections: every checksum holds"]
 
 
-def _check_image(path: Path, against: Path | None, progress: Progress) -> list[str]:
+def _no_origin(path: Path, against: Path, progress: Progress) -> str:
+    raise InputError(f"{path}: a model comes from no other artifact; leave out --against {against}")
+
+
+def _calibration_origin(path: Path, against: Path, progress: Progress) -> str:
+    return _model_origin(path, read_calibration(path).model_digest, against)
+
+
+def _quantized_origin(path: Path, against: Path, progress: Progress) -> str:
+    report = read_sealed(path / REPORT_NAME, KIND, SCHEMA_VERSION)
+    return _model_origin(path, report["created_from"].get("model"), against)
+
+
+def _model_origin(path: Path, digest: object, against: Path) -> str:
+    if open_checkpoint(against).digest != digest:
+        raise CheckError(f"{path}: was made from another model than {against}")
+    return f"made from {against}"
+
+
+def _image_origin(path: Path, against: Path, progress: Progress) -> str:
     found = verify_image(path, against, progress)
-    checked = [f"{found.file_bytes:,} bytes in {found.sections} sections: every checksum holds"]
-    if against is not None:
-        checked.append(f"{found.layers} layers: indices and tables equal those of {against}")
-    return checked
+    return f"{found.layers} layers: indices and tables equal those of {against}"
 
 
-def _no_reference(path: Path, against: Path | None) -> None:
-    if against is not None:
-        raise InputError(f"{path}: --against is for images and calibrations")
-
-
-_CHECKS = {
+_CHECKS: Final[dict[Kind, Callable[[Path, Progress], list[str]]]] = {
     Kind.MODEL: _check_model,
     Kind.CALIBRATION: _check_calibration,
-    Kind.QUANTIZED: _check_quantized,
+    Kind.QUANTIZED: verify_quantized,
     Kind.IMAGE: _check_image,
+}
+_ORIGINS: Final[dict[Kind, Callable[[Path, Path, Progress], str]]] = {
+    Kind.MODEL: _no_origin,
+    Kind.CALIBRATION: _calibration_origin,
+    Kind.QUANTIZED: _quantized_origin,
+    Kind.IMAGE: _image_origin,
 }

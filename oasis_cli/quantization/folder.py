@@ -7,14 +7,14 @@ from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from oasis_cli.errors import InputError
-from oasis_cli.formats.atomic import atomic_file, write_text
-from oasis_cli.formats.manifest import digest_file, read_json, write_json
+from oasis_cli.formats.atomic import write_text
+from oasis_cli.formats.manifest import digest_file, read_json, write_json, write_sealed
 from oasis_cli.formats.quantized import REPORT_NAME, LayerSpec, QuantizationSpec
+from oasis_cli.formats.tensors import save_tensors
 from oasis_cli.models.checkpoint import Checkpoint
 from oasis_cli.models.sites import decoder_blocks
 from oasis_cli.quantization.kmeans_weights import WeightReport
@@ -96,8 +96,7 @@ class BlockFiles:
             reports[layer] = report.to_json() | self._describe(layer, found)
         ordered = {name: tensors[name].detach().contiguous() for name in sorted(tensors)}
         self._sidecar(number).unlink(missing_ok=True)
-        with atomic_file(self._path(number)) as temporary:
-            save_file(ordered, temporary, {"format": "pt"})
+        save_tensors(self._path(number), ordered, {"format": "pt"})
         # last: a file counts as finished once its sidecar is there
         write_json(self._sidecar(number), {"run": self._run, "layers": reports})
         self._note(number, {name: tensor.nbytes for name, tensor in ordered.items()}, reports)
@@ -186,6 +185,7 @@ def finish_folder(folder: Path, checkpoint: Checkpoint, spec: QuantizationSpec, 
     """Write configuration, tokenizer, model card and report around the weight files; the report lists all digests."""
     config = checkpoint.config.to_dict() | {"quantization_config": spec.to_config()}
     architecture = checkpoint.config.architectures[0]
+    config.pop("_name_or_path", None)  # where the original lay is nobody's business, and would change the bytes
     config["auto_map"] = auto_map(architecture)
     write_json(folder / "config.json", config)
     write_text(folder / MODELING_FILE, modeling_source(architecture))
@@ -194,7 +194,7 @@ def finish_folder(folder: Path, checkpoint: Checkpoint, spec: QuantizationSpec, 
     report["files"] = {
         file.name: digest_file(file) for file in sorted(folder.iterdir()) if file.name not in (REPORT_NAME, "README.md")
     }
-    write_json(folder / REPORT_NAME, report)
+    write_sealed(folder / REPORT_NAME, report)
 
 
 def _write_tokenizer(folder: Path, checkpoint: Checkpoint) -> None:

@@ -105,15 +105,16 @@ def quantize_weight(
         codebook = Codebook(torch.zeros(2**bits, dtype=torch.float16), 1.0 if grid == "int8" else 0.0)
         index = torch.zeros(weight.shape, dtype=torch.uint8)
         report = WeightReport(0.0, 0.0, 0.0, False, 0.0, len(scale), time.monotonic() - started)
-        return QuantizedWeight(index, codebook, scale), report
+        return QuantizedWeight(index, codebook, scale.cpu()), report
     histogram = Histogram.empty()
     histogram.add((weight / wide)[alive], wide.square().expand_as(weight)[alive])
     points = histogram.points()
     found = cluster(points, (2**bits,), seed)[2**bits]
     line = Line(points)
     codebook = to_grid(line, found.centroids, grid, name)
-    index = assign_indices(weight, scale.float(), codebook.centroids)
-    quantized = QuantizedWeight(index, codebook, scale)
+    index = assign_indices(weight, scale.float(), codebook.centroids.to(weight.device))
+    quantized = QuantizedWeight(index.cpu(), codebook, scale.cpu())
+    weight = weight.cpu()
     error = (weight - quantized.dequantize()).double().square().sum() / weight.double().square().sum()
     on_grid = line.error(codebook.centroids.double().numpy())
     report = WeightReport(

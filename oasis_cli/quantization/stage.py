@@ -15,12 +15,12 @@ from transformers import PreTrainedModel
 
 from oasis_cli.config import STRICT
 from oasis_cli.errors import InputError
-from oasis_cli.formats.atomic import output_directory
-from oasis_cli.formats.calibration import Calibration, read_calibration
+from oasis_cli.formats.atomic import is_finished, output_directory
+from oasis_cli.formats.calibration import Calibration, SiteCalibration, read_calibration
 from oasis_cli.formats.manifest import (
     digest_bytes,
     manifest,
-    read_manifest,
+    read_sealed,
     refuse_other_run,
 )
 from oasis_cli.formats.packing import pack_indices
@@ -107,6 +107,7 @@ def quantize(
     calibration_folder: Path,
     options: QuantizationSettings,
     *,
+    device: str = "cpu",
     resume: bool = False,
     overwrite: bool = False,
     progress: Progress = SILENT,
@@ -120,6 +121,7 @@ def quantize(
         out: folder for the artifact.
         calibration_folder: of this very model.
         options: method, bits, outliers.
+        device: where weights are binned and their indices found; K-Means itself runs on the CPU.
         resume: go on from the blocks that an interrupted run finished; a finished folder is left as it is.
         overwrite: replace an earlier quantized model at `out`.
         progress: who is told.
@@ -132,21 +134,22 @@ def quantize(
     spec = _specify(checkpoint, calibration, calibration_folder, options)
     origin = {"model": checkpoint.digest, "calibration": calibration.digest}
     block = manifest(KIND, SCHEMA_VERSION, origin, asdict(options) | {"outlier_fraction": spec.outlier_fraction})
-    if resume and (out / REPORT_NAME).is_file():
-        existing = read_manifest(out / REPORT_NAME, KIND, SCHEMA_VERSION)
+    if resume and is_finished(out, REPORT_NAME):
+        existing = read_sealed(out / REPORT_NAME, KIND, SCHEMA_VERSION)
         refuse_other_run(out, existing, block)
         return QuantizationResult.from_report(out, existing)
     with output_directory(out, REPORT_NAME, overwrite=overwrite, resumable=True, resume=resume) as folder:
-        model = checkpoint.load_model(dtype=checkpoint.dtype)
+        model = checkpoint.load_model(dtype=checkpoint.dtype, device=device)
         spec = replace(spec, layers=with_sizes(spec, model, calibration_folder))
-        sites = _site_tensors(calibration, spec, options)
+        sites = {name: _quantize_site(name, site, spec) for name, site in calibration.sites.items()}
         files = BlockFiles(folder, model, spec, run=digest_bytes(json.dumps(block, sort_keys=True).encode()))
         with progress.task("quantizing", len(spec.layers), "layers") as task:
             for number, layers in files.blocks():
                 if not files.take_up(number):
                     files.write_block(number, dict(_quantize_layers(model, layers, spec, sites, options)))
                 task.advance(len(layers))
-        report = block | {"model": checkpoint.name} | files.summarise()
+        costs = {name: {"grid_cost": site.grid_cost} for name, site in sites.items()}
+        report = block | {"model": checkpoint.name, "sites": costs} | files.summarise()
         finish_folder(folder, checkpoint, spec, report)
     return QuantizationResult.from_report(out, report, time.monotonic() - started)
 
@@ -182,26 +185,28 @@ def _specify(
     )
 
 
-def _site_tensors(
-    calibration: Calibration, spec: QuantizationSpec, options: QuantizationSettings
-) -> dict[str, tuple[Codebook, Tensor]]:
-    """Every site's activation codebook on its grid, and its static thresholds."""
-    return {
-        name: (
-            to_grid(
-                Line(site.points), site.centroids[spec.act_bits].double().numpy(), options.codebook_grid, f"site {name}"
-            ),
-            site.thresholds,
-        )
-        for name, site in calibration.sites.items()
-    }
+@dataclass(frozen=True)
+class _SiteFormat:
+    """A site's activation codebook on its grid, its static thresholds, and what the grid cost it in error."""
+
+    codebook: Codebook
+    thresholds: Tensor
+    grid_cost: float
+
+
+def _quantize_site(name: str, site: SiteCalibration, spec: QuantizationSpec) -> _SiteFormat:
+    line, centroids = Line(site.points), site.centroids[spec.act_bits].double().numpy()
+    codebook = to_grid(line, centroids, spec.codebook_grid, f"site {name}")
+    best = line.error(centroids)
+    cost = line.error(codebook.centroids.double().numpy()) / best - 1 if best > 0 else 0.0
+    return _SiteFormat(codebook, site.thresholds, cost)
 
 
 def _quantize_layers(
     model: PreTrainedModel,
     layers: tuple[str, ...],
     spec: QuantizationSpec,
-    sites: Mapping[str, tuple[Codebook, Tensor]],
+    sites: Mapping[str, _SiteFormat],
     options: QuantizationSettings,
 ) -> Iterator[tuple[str, tuple[dict[str, Tensor], WeightReport]]]:
     """Each layer's tensors and report."""
@@ -210,14 +215,22 @@ def _quantize_layers(
         quantized, report = quantize_weight(
             weight.detach(), spec.weight_bits, spec.codebook_grid, f"{name}.weight", options.seed
         )
-        codebook, thresholds = sites[spec.layers[name].site]
-        yield name, (layer_tensors(name, spec, quantized, codebook, thresholds), report)
+        site = sites[spec.layers[name].site]
+        yield name, (layer_tensors(name, spec, quantized, site.codebook, site.thresholds), report)
 
 
 def layer_tensors(
     name: str, spec: QuantizationSpec, weight: QuantizedWeight, act_codebook: Codebook, thresholds: Tensor
 ) -> dict[str, Tensor]:
-    """A layer's tensors under the names they have on disk, as `declare_layer` promises them; its bias goes apart."""
+    """A layer's tensors under the names they have on disk, as `declare_layer` promises them; its bias goes apart.
+
+    Args:
+        name: the layer.
+        spec: of the folder.
+        weight: N output channels of K.
+        act_codebook: the site's.
+        thresholds: the site's lower and upper, [2]; stored only where outliers are static.
+    """
     tensors = {
         f"{name}.weight": pack_indices(weight.index),
         f"{name}.weight_codebook": weight.codebook.centroids,

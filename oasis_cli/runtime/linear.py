@@ -105,7 +105,7 @@ class OasisLinear(nn.Module):
         return y.to(x.dtype).reshape(*x.shape[:-1], self.out_features)
 
     def quantize_activations(self, x: Tensor) -> QuantizedActivations:
-        """The layer's input as both branches take it: scales, indices, outliers and residuals of the tokens."""
+        """The layer's input, float [..., K], as both branches take it: its rows as M tokens, quantized."""
         return _LAST_INPUT.quantize(x, self._unpacked()[0])
 
     def _unpacked(self) -> tuple[ActivationFormat, QuantizedWeight]:

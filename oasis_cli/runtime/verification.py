@@ -10,9 +10,17 @@ from safetensors import safe_open
 from torch import Tensor
 
 from oasis_cli.errors import CheckError, InputError
-from oasis_cli.formats.manifest import digest_file, read_json
+from oasis_cli.formats.manifest import digest_file, read_json, read_sealed
 from oasis_cli.formats.packing import unpack_indices
-from oasis_cli.formats.quantized import QUANT_METHOD, REPORT_NAME, LayerSpec, QuantizationSpec, declare_layer
+from oasis_cli.formats.quantized import (
+    KIND,
+    QUANT_METHOD,
+    REPORT_NAME,
+    SCHEMA_VERSION,
+    LayerSpec,
+    QuantizationSpec,
+    declare_layer,
+)
 from oasis_cli.models.checkpoint import Checkpoint, all_finite
 from oasis_cli.numerics.codebook import grid_integers
 from oasis_cli.progress import SILENT, Progress
@@ -69,7 +77,7 @@ def _check_digests(folder: Path) -> Iterator[str]:
     if not report.is_file():
         yield f"{folder}: lacks {REPORT_NAME}, which has the digests of its files; {_CURE}"
         return
-    files = read_json(report).get("files")
+    files = read_sealed(report, KIND, SCHEMA_VERSION).get("files")
     if not isinstance(files, dict) or not files:
         yield f"{report}: damaged, lists no files; {_CURE}"
         return

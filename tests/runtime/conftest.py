@@ -20,9 +20,9 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from oasis_cli.formats.manifest import digest_file
+from oasis_cli.formats.manifest import digest_file, manifest, write_sealed
 from oasis_cli.formats.packing import pack_indices
-from oasis_cli.formats.quantized import LayerSpec, QuantizationSpec
+from oasis_cli.formats.quantized import KIND, REPORT_NAME, SCHEMA_VERSION, LayerSpec, QuantizationSpec
 from oasis_cli.runtime.folder_files import MODELING_FILE, auto_map, modeling_source
 from oasis_cli.runtime.linear import OasisLinear
 
@@ -106,8 +106,11 @@ class Folder:
 
     def list_files(self) -> None:
         """Write the report anew, as if the quantizer had written what now is there."""
-        files = {name: digest_file(self.path / name) for name in ("config.json", "model.safetensors")}
-        (self.path / "quantization_report.json").write_text(json.dumps({"files": files}))
+        self.report({name: digest_file(self.path / name) for name in ("config.json", "model.safetensors")})
+
+    def report(self, files: dict[str, str]) -> None:
+        """Write a report that lists files."""
+        write_sealed(self.path / REPORT_NAME, manifest(KIND, SCHEMA_VERSION, {}, {}) | {"files": files})
 
 
 def write_folder(path: Path, model: PreTrainedModel, spec: QuantizationSpec) -> Folder:

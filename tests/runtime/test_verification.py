@@ -137,17 +137,19 @@ def test_any_changed_byte_of_a_listed_file(folder: Any, name: str) -> None:
 
 def test_files_that_are_gone_or_not_listed(folder: Any) -> None:
     report = folder.path / "quantization_report.json"
-    whole = report.read_text()
-    report.write_text(whole.replace("config.json", "absent.json"))
+    folder.report({"absent.json": "sha256:00"})
     with pytest.raises(CheckError, match=r"lacks absent\.json, which quantization_report\.json lists"):
         verify_quantized(folder.path)
-    report.write_text(whole.replace("config.json", "../config.json"))
+    folder.report({"../config.json": "sha256:00"})
     with pytest.raises(CheckError, match="lacks"):
         verify_quantized(folder.path)
-    for text in ("{}", '{"files": {}}', '{"files": []}'):
-        report.write_text(text)
+    for files in ({}, []):
+        folder.report(files)
         with pytest.raises(CheckError, match="damaged, lists no files"):
             verify_quantized(folder.path)
+    report.write_text("{}")
+    with pytest.raises(CheckError, match="not a quantized-model"):
+        verify_quantized(folder.path)
     report.unlink()
     with pytest.raises(CheckError, match=r"lacks quantization_report\.json"):
         verify_quantized(folder.path)

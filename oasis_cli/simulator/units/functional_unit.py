@@ -10,7 +10,16 @@ from torch.nn import functional as F
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """Root-mean-square norm over the last dimension."""
+    """Root-mean-square norm over the last dimension.
+
+    Args:
+        x: float32 [1, T, N].
+        weight: float32 [N].
+        epsilon: added to the mean square.
+
+    Returns:
+        float32 [1, T, N].
+    """
     variance = x.pow(2).mean(-1, keepdim=True)
     return weight * (x * torch.rsqrt(variance + epsilon))
 
@@ -19,13 +28,13 @@ def rotate(x: Tensor, inverse_frequencies: Tensor, scaling: float, head_dim: int
     """Rotary positions 0, 1, … on every head.
 
     Args:
-        x: [1, T, heads * head_dim].
+        x: float32 [1, T, heads * head_dim].
         inverse_frequencies: float32 [head_dim / 2].
         scaling: factor on cosine and sine.
         head_dim: channels of a head.
 
     Returns:
-        [1, T, heads * head_dim].
+        float32 [1, T, heads * head_dim].
     """
     positions = torch.arange(x.shape[1])[None, :, None].float()
     angles = positions * inverse_frequencies
@@ -41,14 +50,14 @@ def attend(query: Tensor, key: Tensor, value: Tensor, head_dim: int, scale: floa
     """Causal attention of a whole window.
 
     Args:
-        query: [1, T, heads * head_dim].
-        key: [1, T, kv_heads * head_dim].
+        query: float32 [1, T, heads * head_dim].
+        key: float32 [1, T, kv_heads * head_dim].
         value: as `key`.
         head_dim: channels of a head.
         scale: factor on the scores.
 
     Returns:
-        [1, T, heads * head_dim].
+        float32 [1, T, heads * head_dim].
     """
     attended = F.scaled_dot_product_attention(
         split_heads(query, head_dim),
@@ -62,7 +71,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, head_dim: int, scale: floa
 
 
 def gate(gate_values: Tensor, up: Tensor | None) -> Tensor:
-    """SiLU of the gate, times up where there is one."""
+    """SiLU of the gate, times up where there is one; all float32 [1, T, N]."""
     activated = F.silu(gate_values)
     return activated if up is None else activated * up
 
@@ -73,5 +82,5 @@ def split_heads(x: Tensor, head_dim: int) -> Tensor:
 
 
 def merge_heads(x: Tensor) -> Tensor:
-    """The inverse of `split_heads`."""
+    """The inverse of `split_heads`, copied: [1, heads, T, head_dim] to [1, T, heads * head_dim]."""
     return x.transpose(1, 2).reshape(x.shape[0], x.shape[2], -1).contiguous()
