@@ -6,7 +6,11 @@ import sys
 def main() -> None:
     """Entry point of the `oasis` command."""
     try:
-        from oasis_cli.cli.group import oasis  # here, so that an interruption while importing ends in one line too
+        # imported here, so that an interruption meanwhile ends in one line too
+        from oasis_cli.cli.interruption import interrupt_between_imports
+
+        interrupt_between_imports()
+        from oasis_cli.cli.group import oasis
 
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):  # a terminal that lacks a character shows "?" instead of a traceback

@@ -1,6 +1,7 @@
 """Options that several commands share, and what they set up."""
 
 import logging
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -76,10 +77,18 @@ def json_option(command: F) -> F:
     )(command)
 
 
+class _StandardError(logging.Handler):
+    """Writes to whatever standard error is at the time: while progress bars are shown, they own it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line."""
+        click.echo(self.format(record), file=sys.stderr)
+
+
 def _configure_logging() -> None:
     logger = logging.getLogger("oasis_cli")
     if not logger.handlers:
-        handler = logging.StreamHandler()
+        handler = _StandardError()
         handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)

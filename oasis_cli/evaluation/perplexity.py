@@ -65,7 +65,7 @@ def perplexity(logits: Callable[[Tensor], Tensor], windows: Windows, progress: P
         ValueError: logits of another shape than [1, T, V].
     """
     nll = torch.empty(len(windows.tokens), dtype=torch.float64)
-    with torch.no_grad(), progress.task(f"perplexity on {windows.data}", total=len(nll), unit="windows") as task:
+    with torch.no_grad(), progress.task("perplexity", len(nll), "windows") as task:
         for index, tokens in enumerate(windows.tokens):
             scores = logits(tokens[None])
             nll[index] = _window_nll(scores, tokens)

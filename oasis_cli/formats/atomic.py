@@ -9,10 +9,24 @@ from pathlib import Path
 from oasis_cli.errors import InputError
 
 
-def explain(error: OSError, path: Path) -> InputError:
-    """The sentence for a write that the system refused (full disk, no permission, vanished folder)."""
-    reason = (error.strerror or str(error)).lower()
-    return InputError(f"{path}: cannot be written ({reason}); nothing was changed: free space or choose another place")
+class UnwritableError(InputError):
+    """The system refused a write (full disk, no permission, vanished folder).
+
+    Attributes:
+        reason: in the system's words.
+    """
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(
+            f"{path}: cannot be written ({reason}); nothing was changed: free space or choose another place"
+        )
+        self.reason = reason
+
+
+def explain(error: OSError | UnwritableError, path: Path) -> UnwritableError:
+    """The refusal that an error stands for, under the name that the user knows the place by."""
+    reason = error.reason if isinstance(error, UnwritableError) else (error.strerror or str(error)).lower()
+    return UnwritableError(path, reason)
 
 
 def partial_name(path: Path) -> Path:
@@ -60,15 +74,16 @@ def write_result(path: Path, text: str) -> None:
     Raises:
         InputError: the system refused the write.
     """
+    target, absent = path.resolve(), _absent_parents(path.resolve())
     try:
-        path = path.resolve()
-        if path.exists() and not path.is_file():  # renaming a file over /dev/null would be no favour
-            path.write_text(text, encoding="utf-8", newline="")
+        if target.exists() and not target.is_file():  # renaming a file over /dev/null would be no favour
+            target.write_text(text, encoding="utf-8", newline="")
             return
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_text(target, text)
+    except (OSError, UnwritableError) as error:
+        _remove_empty(absent)
         raise explain(error, path) from error
-    write_text(path, text)
 
 
 def refuse_unwritable(path: Path) -> None:
@@ -154,7 +169,7 @@ def output_directory(
     refuse_occupied(path, marker, overwrite)
     temporary = partial_name(path)
     taken_up = resume and temporary.exists()
-    absent = [parent for parent in path.parents if not parent.exists()]
+    absent = _absent_parents(path)
     try:
         if temporary.exists() and not resume:
             shutil.rmtree(temporary)
@@ -165,9 +180,14 @@ def output_directory(
         if not taken_up and not (resumable and isinstance(error, KeyboardInterrupt)):
             shutil.rmtree(temporary, ignore_errors=True)
             _remove_empty(absent)
-        if isinstance(error, OSError):
+        if isinstance(error, OSError | UnwritableError):
             raise explain(error, path) from error
         raise
+
+
+def _absent_parents(path: Path) -> list[Path]:
+    """The folders that must be made before `path` can be, the innermost first."""
+    return [parent for parent in path.parents if not parent.exists()]
 
 
 def _remove_empty(folders: list[Path]) -> None:
