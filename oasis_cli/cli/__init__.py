@@ -1,6 +1,8 @@
 """The command line: click only. A command parses, calls one library function, and renders its result."""
 
+import os
 import sys
+from pathlib import Path
 
 
 def main() -> None:
@@ -12,13 +14,21 @@ def main() -> None:
         interrupt_between_imports()
         from oasis_cli.cli.group import oasis
 
-        for stream in (sys.stdout, sys.stderr):
-            if hasattr(stream, "reconfigure"):  # a terminal that lacks a character shows "?" instead of a traceback
-                stream.reconfigure(errors="replace")
+        _make_streams_lenient()
         oasis.main(prog_name="oasis")
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         sys.exit(130)
+
+
+def _make_streams_lenient() -> None:
+    """A stream that was closed takes everything; one that lacks a character shows "?" instead of a traceback."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open("w"))
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
 
 
 __all__ = ["main"]

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from oasis_cli.cli.options import common_options, device_option, json_option, threads_option
-from oasis_cli.cli.render import emit_json, head, progress_bars, show_line
+from oasis_cli.cli.render import emit_json, head, progress_bars, show_line, show_pairs
 from oasis_cli.cli.run_tables import show_run
 from oasis_cli.cli.simulation_tables import show_functional
 
@@ -41,8 +41,16 @@ def command(out: Path, model: str | None, tiny: bool, device: str, threads: int 
     show_run(result.run)
     show_functional(result.functional)
     text = result.run.original["perplexity"][0]
-    show_line(f"Text: {text['data']}, {text['digest']}; newer Pythons carry more of it.")
-    show_line("Calibrated and evaluated on fewer tokens than the defaults: `oasis run w4a4` takes them all.")
+    show_pairs(
+        "What it was measured on",
+        {
+            "text": f"{text['data']}; newer Pythons carry more of it",
+            "digest": text["digest"],
+            "evaluated": f"{text['windows']} windows of {text['seqlen']} tokens",
+            "calibrated": f"{result.run.calibration.tokens:,} tokens of the calibration part: fewer than the defaults, "
+            "which `oasis run w4a4` takes",
+        },
+    )
     if result.toy:
         show_line("The model is a toy trained for this purpose: its figures mean nothing, do not quote them.")
     emit_json(

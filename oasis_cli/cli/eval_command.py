@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from oasis_cli.cli.options import common_options, device_option, json_option, lay_over, threads_option
-from oasis_cli.cli.render import emit_json, head, progress_bars, show_table
+from oasis_cli.cli.render import emit_json, head, progress_bars, show_pairs, show_table
 
 
 @click.command(
@@ -38,7 +38,7 @@ def command(
         result = evaluate(target, options, device=str(resolve_device(device, threads)), progress=progress)
     rows = [
         [
-            found.data,
+            Path(found.data).name,
             f"{found.value:.3f}" + (f" ± {found.stderr:.3f}" if found.stderr is not None else ""),
             f"{found.tokens:,}",
             f"{found.windows} x {found.seqlen}",
@@ -52,4 +52,5 @@ def command(
         rows,
         numeric=[1, 2, 3],
     )
+    show_pairs("Texts, by their digests", {found.digest: found.data for found in result.perplexities})
     emit_json(head("eval", result.inputs) | result.to_json())

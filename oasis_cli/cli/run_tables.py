@@ -1,5 +1,6 @@
 """The table that a whole run ends with, for `run` and `demo`."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oasis_cli.cli.render import megabytes, show_table
@@ -15,11 +16,11 @@ def show_run(result: "RunResult") -> None:
     quantization = result.quantization
     rows = []
     for before, after in zip(result.original["perplexity"], result.quantized["perplexity"], strict=True):
-        measured = f"{before['data']}, {before['windows']} x {before['seqlen']}"
-        rows.append([f"perplexity on {measured}", f"{before['value']:.3f}", f"{after['value']:.3f}"])
+        text = Path(before["data"]).name
+        rows.append([f"perplexity, {text}", f"{before['value']:.3f}", f"{after['value']:.3f}"])
     rows += [
         [
-            "linear layers of the blocks (16 bits before)",
+            "linear layers, 16 bits before",
             megabytes(quantization.bytes_before),
             megabytes(quantization.bytes_after),
         ],
@@ -28,7 +29,7 @@ def show_run(result: "RunResult") -> None:
     ]
     if totals["tokens_per_s"] is not None:
         rows += [
-            ["simulated speed, batch 1", "", f"{totals['tokens_per_s']:,.0f} tokens/s"],
+            [f"simulated speed, batch {result.simulation['batch']}", "", f"{totals['tokens_per_s']:,.0f} tokens/s"],
             ["simulated energy with HBM", "", f"{energy(totals['energy_per_token_pj'])} a token"],
             ["simulated energy, core only", "", f"{energy(totals['energy_core_per_token_pj'])} a token"],
         ]

@@ -74,10 +74,11 @@ def write_result(path: Path, text: str) -> None:
     Raises:
         InputError: the system refused the write.
     """
-    target, absent = path.resolve(), _absent_parents(path.resolve())
+    target = path.resolve()
+    absent = _absent_parents(target)
     try:
-        if target.exists() and not target.is_file():  # renaming a file over /dev/null would be no favour
-            target.write_text(text, encoding="utf-8", newline="")
+        if path.exists() and not path.is_file():  # renaming a file over /dev/null would be no favour
+            path.write_text(text, encoding="utf-8", newline="")
             return
         target.parent.mkdir(parents=True, exist_ok=True)
         write_text(target, text)

@@ -116,7 +116,7 @@ def run_recipe(recipe: Recipe, model: str, out: Path, *, device: str = "cpu", pr
     """
     clock = _Clock()
     checkpoint = clock.stage("open", lambda: open_checkpoint(model))
-    texts = clock.stage("look ahead", lambda: _look_ahead(recipe, checkpoint))
+    texts = clock.stage("check", lambda: _look_ahead(recipe, checkpoint))
     places = {name: out / name for name in ("calibration", "quantized", "image")}
     calibration = clock.stage(
         "calibrate",
