@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from oasis_cli.cli.options import common_options, device_option, json_option, lay_over, threads_option
-from oasis_cli.cli.render import emit_json, head, progress_bars, show_pairs, show_table
+from oasis_cli.cli.render import emit_json, head, progress_bars, show_line, show_table
 
 
 @click.command(
@@ -52,5 +52,6 @@ def command(
         rows,
         numeric=[1, 2, 3],
     )
-    show_pairs("Texts, by their digests", {found.digest: found.data for found in result.perplexities})
+    for found in result.perplexities:
+        show_line(f"{Path(found.data).name}\n  {found.digest}")
     emit_json(head("eval", result.inputs) | result.to_json())
