@@ -241,7 +241,7 @@ def _cluster_sites(
             points = found.histogram.points()
             if not len(points.values):
                 raise InputError(
-                    f"{site.name}: saw only zeros in calibration; use another text, or leave it unquantized"
+                    f"{site.name}: calibration saw nothing but zeros and outliers; use another text, or fewer outliers"
                 )
             by_size = cluster(points, tuple(2**bits for bits in BITS), seed)
             clusterings[site.name] = by_size

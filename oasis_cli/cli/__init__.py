@@ -26,7 +26,7 @@ def _make_streams_lenient() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, Path(os.devnull).open("w"))
+            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - open for as long as the process
         elif hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
 

@@ -21,7 +21,7 @@ from oasis_cli.formats.atomic import atomic_file
 from oasis_cli.formats.image_metadata import ImageMetadata, decode_metadata
 from oasis_cli.formats.image_program import check_program
 from oasis_cli.formats.image_table import CURE, Section, SectionKind, SectionType
-from oasis_cli.formats.manifest import digest_file, manifest, read_manifest
+from oasis_cli.formats.manifest import digest_file, is_as_written, manifest, read_manifest
 from oasis_cli.formats.program import NO_SECTION, RULES, Operation, decode_program
 from oasis_cli.progress import SILENT, Progress
 
@@ -264,7 +264,8 @@ def check_folder(image: Image, folder: Path) -> None:
     Raises:
         InputError: something is missing or differs.
     """
-    if read_manifest(folder / MAP_NAME, KIND, SCHEMA_VERSION) != describe_image(image):
+    read_manifest(folder / MAP_NAME, KIND, SCHEMA_VERSION)
+    if not is_as_written(folder / MAP_NAME, describe_image(image)):
         raise InputError(f"{folder / MAP_NAME}: does not describe {IMAGE_NAME}; {CURE}")
     for name, digest in image.metadata().files.items():
         if digest_file(folder / name) != digest:

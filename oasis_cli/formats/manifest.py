@@ -64,6 +64,11 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, _json_text(value))
 
 
+def is_as_written(path: Path, value: Any) -> bool:
+    """Whether a file that could be read holds, to the byte, what `write_json` makes of `value`."""
+    return path.read_bytes() == _json_text(value).encode()
+
+
 def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
     """Write a manifest with the digest of its own text, so that `read_sealed` finds any change of it."""
     text = _json_text({**value, _SEAL: ""})

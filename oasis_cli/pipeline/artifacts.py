@@ -42,7 +42,8 @@ def _kind_of(place: Path) -> Kind:
     if config.is_file():
         block = read_json(config).get("quantization_config")
         return Kind.QUANTIZED if isinstance(block, dict) and block.get("quant_method") == QUANT_METHOD else Kind.MODEL
-    if place.is_dir() and not any(place.glob("*.gguf")) and any(place.iterdir()):
+    weights = any(place.glob("*.gguf")) or any(place.glob("model*.safetensors"))
+    if place.is_dir() and not weights and any(place.iterdir()):
         raise InputError(f"{place}: neither a model, a calibration, a quantized model nor an image; name one of these")
     return Kind.MODEL
 

@@ -31,6 +31,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 RESULT_NAME = "run.json"
+_PREPARATIONS = ("open", "check")
 
 
 @dataclass
@@ -93,7 +94,7 @@ class _Clock:
         started = time.monotonic()
         result = work()
         self.seconds[name] = time.monotonic() - started
-        if self.seconds[name] >= 1:  # nobody waited for the others
+        if self.seconds[name] >= 1 and name not in _PREPARATIONS:  # nobody waited for the others
             log.info("%s: done in %.1f s", name, self.seconds[name])
         return result
 
@@ -189,7 +190,10 @@ def _compile(places: dict[str, Path], target: str, progress: Progress) -> None:
         if found == due:
             verify_image(places["image"], places["quantized"], progress)
             return
-        raise InputError(f"{places['image']}: compiled for {found}, not {due}; choose another --out")
+        raise InputError(
+            f"{places['image']}: compiled for {found.name} with {found.pe_lines} lines, not for {due.name} with "
+            f"{due.pe_lines}; choose another --out"
+        )
     compile_model(places["quantized"], places["image"], target, progress=progress)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from click.testing import Result
+from safetensors.torch import load_file, save_file
 
 import oasis_cli
 from tests.conftest import Chain, run_cli
@@ -26,11 +27,14 @@ SHORT_RUN = (
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Everything below a folder, hidden names too: folders by name, files by digest."""
-    return {
-        path.relative_to(folder).as_posix(): "folder" if path.is_dir() else hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-    }
+    """Everything below a folder, hidden names too: links by target, files by digest."""
+    return {path.relative_to(folder).as_posix(): _content(path) for path in sorted(folder.rglob("*"))}
+
+
+def _content(path: Path) -> str:
+    if path.is_symlink():
+        return f"link to {path.readlink()}"
+    return "folder" if path.is_dir() else hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @pytest.fixture(autouse=True)
@@ -185,6 +189,18 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     result = run_cli("demo", "--tiny", "--out", folder, "--json", folder.parent / "result.json")
     assert result.exit_code == 0, result.stderr
     return folder, result
+
+
+@pytest.fixture(scope="session")
+def one_block(chain: Chain, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The toy with its first decoder block alone, for what must run many times; its text is worse, not its files."""
+    folder = Path(shutil.copytree(chain.model, tmp_path_factory.mktemp("one") / "block"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+    tensors = load_file(folder / "model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if "layers." not in name or "layers.0." in name}
+    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+    return folder
 
 
 @pytest.fixture(scope="session")

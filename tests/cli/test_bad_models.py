@@ -60,16 +60,7 @@ def test_a_name_that_no_system_takes(all_refuse: Callable[..., None], refused: R
 def test_a_folder_without_a_configuration(all_refuse: Callable[..., None], chain: Chain, copy_of: Copy) -> None:
     model = copy_of(chain.model)
     (model / "config.json").unlink()
-    said = "neither a model, a calibration, a quantized model nor an image"
-    with pytest.raises(AssertionError):  # calibrate is told a model, so it knows more
-        all_refuse(model, said)
-
-
-def test_calibrate_says_which_file_a_model_lacks(refused: Refused, chain: Chain, copy_of: Copy) -> None:
-    model = copy_of(chain.model)
-    (model / "config.json").unlink()
-    assert f"{model}: no config.json; name a" in refused("calibrate", model, *SHORT, "--out", "o")
-    assert f"{model}: neither a model, a calibration" in refused("eval", model)
+    all_refuse(model, f"{model}: no config.json; name a Hugging Face model folder or a GGUF file")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Imports everything, then forks one process for each command that standard input asks for.
 
 A request is a line of JSON: args, cwd, stdout and stderr (files), and interrupt: null, or the event of sys.audit, the
-end of the path and the count at which the process sends SIGINT to itself. The answers are two lines: process id, status.
+end of the path and the count at which the process sends SIGINT to itself. Two lines answer: process id, exit status.
 """
 
 import json
@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import traceback
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ import torch
 import oasis_cli.calibration
 import oasis_cli.pipeline.demo
 import oasis_cli.pipeline.inspecting
-import oasis_cli.pipeline.verifying
+import oasis_cli.pipeline.verifying  # noqa: F401 - as the others, so that a fork need not
 from oasis_cli.cli import main
 
 

@@ -4,7 +4,15 @@ from pathlib import Path
 import pytest
 
 from oasis_cli.errors import InputError
-from oasis_cli.formats.atomic import atomic_file, output_directory, write_text
+from oasis_cli.formats.atomic import (
+    UnwritableError,
+    atomic_file,
+    output_directory,
+    refuse_occupied,
+    refuse_unwritable,
+    write_result,
+    write_text,
+)
 
 needs_plain_user = pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 
@@ -116,3 +124,99 @@ def test_a_read_only_parent_is_one_sentence(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(InputError, match="permission denied"), output_directory(tmp_path / "out", "mark"):
         pass
+
+
+def test_folders_made_for_an_output_go_with_it(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    with pytest.raises(RuntimeError):
+        fill_and_fail(tmp_path / "kept" / "a" / "b" / "out", RuntimeError)
+    assert listing(tmp_path / "kept") == []
+
+
+def test_a_failed_write_inside_an_output_is_told_of_the_output(tmp_path: Path) -> None:
+    def fill_and_fail_to_write() -> None:
+        with output_directory(tmp_path / "out", "mark") as folder:
+            (folder / "file").touch()
+            write_text(folder / "file" / "x", "text")
+
+    with pytest.raises(UnwritableError, match=r"out: cannot be written \(not a directory\)"):
+        fill_and_fail_to_write()
+    assert listing(tmp_path) == []
+
+
+@pytest.mark.parametrize("error", [InputError, OSError, RuntimeError, KeyboardInterrupt])
+def test_what_an_earlier_run_finished_outlives_a_failed_resumption(tmp_path: Path, error: type[BaseException]) -> None:
+    def resume_and_fail() -> None:
+        with output_directory(tmp_path / "out", "mark", resumable=True, resume=True):
+            raise error
+
+    with pytest.raises(KeyboardInterrupt):
+        fill_and_fail(tmp_path / "out", KeyboardInterrupt, resumable=True)
+    with pytest.raises((error, InputError)):
+        resume_and_fail()
+    assert (tmp_path / ".out.partial" / "part").read_text() == "done"
+
+
+def test_an_interruption_between_two_renames_keeps_the_earlier_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    with output_directory(out, "mark") as folder:
+        (folder / "mark").write_text("one")
+    rename = Path.rename
+
+    def interrupted(path: Path, target: Path) -> Path:
+        if path.name == ".out.partial":
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt), output_directory(out, "mark", overwrite=True) as folder:
+        (folder / "mark").write_text("two")
+    assert listing(tmp_path) == ["out"]
+    assert (out / "mark").read_text() == "one"
+
+
+@pytest.mark.parametrize("name", [".", "..", "/"])
+def test_a_folder_without_a_name_of_its_own_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match="cannot be renamed; choose an --out inside it"):
+        refuse_occupied(Path(name), "mark", overwrite=True)
+
+
+def test_a_mount_point_is_refused() -> None:
+    """It can be written into, and even be empty, but no folder can take its place."""
+    if not Path("/proc").is_mount():
+        pytest.skip("no /proc on this system")
+    with pytest.raises(InputError, match="cannot be renamed"):
+        refuse_occupied(Path("/proc"), "mark", overwrite=True)
+
+
+def test_a_result_makes_its_folders_and_takes_them_back(tmp_path: Path) -> None:
+    write_result(tmp_path / "a" / "b" / "result", "text\n")
+    assert (tmp_path / "a" / "b" / "result").read_text() == "text\n"
+    (tmp_path / "file").touch()
+    with pytest.raises(UnwritableError, match="file/c/result: cannot be written"):
+        write_result(tmp_path / "file" / "c" / "result", "text\n")
+    assert listing(tmp_path) == ["a", "file"]
+
+
+def test_a_result_follows_links_and_goes_into_pipes(tmp_path: Path) -> None:
+    (tmp_path / "target").write_text("before")
+    (tmp_path / "link").symlink_to("target")
+    write_result(tmp_path / "link", "after")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "target").read_text() == "after"
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write_result(tmp_path / "pipe", "through")
+    assert os.read(reader, 100) == b"through"
+    os.close(reader)
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_whether_a_result_can_be_written_leaves_no_trace(tmp_path: Path) -> None:
+    refuse_unwritable(tmp_path / "a" / "b" / "result")
+    refuse_unwritable(Path("/dev/null"))
+    with pytest.raises(InputError, match="is a folder; name a file"):
+        refuse_unwritable(tmp_path)
+    assert listing(tmp_path) == []

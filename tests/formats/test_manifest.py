@@ -11,8 +11,10 @@ from oasis_cli.formats.manifest import (
     manifest,
     read_json,
     read_manifest,
+    read_sealed,
     refuse_other_run,
     write_json,
+    write_sealed,
 )
 
 # SHA-256 of nothing and of "abc", as FIPS 180-4 prints them
@@ -65,3 +67,37 @@ def test_another_run_is_named_by_what_differs() -> None:
         refuse_other_run(Path("out"), before, manifest("calibration", 1, {"model": "a"}, {"samples": 8, "seed": 0}))
     with pytest.raises(InputError, match="another model;"):
         refuse_other_run(Path("out"), before, manifest("calibration", 1, {"model": "b"}, {"samples": 4, "seed": 0}))
+
+
+def test_a_sealed_manifest_is_read_back_without_its_seal(tmp_path: Path) -> None:
+    block = manifest("calibration", 1, {"model": "a"}, {"name": "naïve \udcff", "share": 0.1})
+    write_sealed(tmp_path / "m", block)
+    assert read_sealed(tmp_path / "m", "calibration", 1) == block
+    assert (tmp_path / "m").read_bytes().isascii()
+
+
+def test_a_seal_notices_every_bit(tmp_path: Path) -> None:
+    """0.30000000000000004 and …05 are the same number, but not the same text."""
+    path = tmp_path / "m"
+    write_sealed(path, manifest("calibration", 1, {}, {"x": 0.1 + 0.2}))
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        for bit in range(8):
+            changed = bytearray(whole)
+            changed[place] ^= 1 << bit
+            path.write_bytes(changed)
+            with pytest.raises(InputError):
+                read_sealed(path, "calibration", 1)
+    for end in range(len(whole)):
+        path.write_bytes(whole[:end])
+        with pytest.raises(InputError):
+            read_sealed(path, "calibration", 1)
+
+
+def test_a_manifest_without_a_seal_or_newer_is_no_sealed_one(tmp_path: Path) -> None:
+    write_json(tmp_path / "m", manifest("calibration", 1, {}, {}))
+    with pytest.raises(InputError, match="damaged, it is not what oasis wrote"):
+        read_sealed(tmp_path / "m", "calibration", 1)
+    write_sealed(tmp_path / "m", manifest("calibration", 2, {}, {}))
+    with pytest.raises(InputError, match="newer version of oasis"):
+        read_sealed(tmp_path / "m", "calibration", 1)
