@@ -4,7 +4,7 @@ A small LLaMA with its own byte-level BPE, trained on the calibration part of th
 part stays unseen. Two threads need about five minutes. The same machine and versions give the same bytes.
 
     python examples/train_tiny_model.py                                  # writes oasis_cli/tiny
-    python examples/train_tiny_model.py --out /tmp/tiny --held-out 0.1   # how --steps was chosen
+    python examples/train_tiny_model.py --out tiny --held-out 0.1   # how --steps was chosen
 """
 
 import argparse
