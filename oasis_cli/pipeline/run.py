@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from oasis_cli.calibration import CalibrationResult, calibrate
 from oasis_cli.compiler.compile import compile_model, image_target
-from oasis_cli.compiler.model import read_shape
+from oasis_cli.compiler.model import read_shape, rotary_frequencies
 from oasis_cli.compiler.program import build_program
 from oasis_cli.compiler.verify import verify_image
 from oasis_cli.data.windows import refuse_beyond
@@ -174,6 +174,7 @@ def _look_ahead(recipe: Recipe, checkpoint: Checkpoint) -> dict[str, str]:
             f"{outliers}; give both the same, or only the latter"
         )
     shape = read_shape(config, str(checkpoint.path))
+    rotary_frequencies(config, str(checkpoint.path))
     program = build_program(shape, quantization.weight_bits, quantization.act_bits, outliers)
     lengths = recipe.simulate
     time_program(program, shape, load_target(recipe.compile.target), lengths.batch, lengths.prefill, lengths.decode)

@@ -120,7 +120,7 @@ def test_resume_leaves_a_finished_calibration_and_refuses_another(chain: Chain, 
     again = calibrate(checkpoint, tmp_path / "out", OPTIONS, resume=True)
     assert again.loss == first.loss
     assert again.seconds == 0
-    with pytest.raises(InputError, match="finished with another samples"):
+    with pytest.raises(InputError, match="was finished with samples=2 instead of 3; choose another --out, or delete"):
         calibrate(checkpoint, tmp_path / "out", CalibrationSettings(samples=3, seqlen=64), resume=True)
 
 

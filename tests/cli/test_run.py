@@ -62,8 +62,8 @@ def test_a_run_gives_what_the_stages_give(done: Done, chain: Chain, out: Path, w
 
 def test_other_settings_of_an_earlier_stage_are_refused(refused: Callable[..., str], chain: Chain, out: Path) -> None:
     for change, said in (
-        ("calibrate.seed=1", "out/calibration: finished with another seed"),
-        ("quantize.act_bits=3", "out/quantized: finished with another act_bits"),
+        ("calibrate.seed=1", "out/calibration: was finished with seed=0 instead of 1"),
+        ("quantize.act_bits=3", "out/quantized: was finished with act_bits=4 instead of 3"),
     ):
         assert said in refused(*RUN, chain.model, "--set", change)
 

@@ -63,7 +63,7 @@ def test_odd_versions_are_damage(version: object) -> None:
 def test_another_run_is_named_by_what_differs() -> None:
     before = manifest("calibration", 1, {"model": "a"}, {"samples": 4, "seed": 0})
     refuse_other_run(Path("out"), before, before)
-    with pytest.raises(InputError, match="another samples;"):
+    with pytest.raises(InputError, match="samples=4 instead of 8;"):
         refuse_other_run(Path("out"), before, manifest("calibration", 1, {"model": "a"}, {"samples": 8, "seed": 0}))
     with pytest.raises(InputError, match="another model;"):
         refuse_other_run(Path("out"), before, manifest("calibration", 1, {"model": "b"}, {"samples": 4, "seed": 0}))
