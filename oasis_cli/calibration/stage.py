@@ -37,6 +37,7 @@ from oasis_cli.models.checkpoint import Checkpoint
 from oasis_cli.models.sites import Site, find_sites
 from oasis_cli.numerics.kmeans import Clustering, cluster
 from oasis_cli.numerics.scale import ScaleKind
+from oasis_cli.paths import user_path
 from oasis_cli.progress import SILENT, Progress
 
 log = logging.getLogger(__name__)
@@ -115,7 +116,7 @@ class CalibrationResult:
 
 def calibrate(
     checkpoint: Checkpoint,
-    out: Path,
+    out: str | Path,
     options: CalibrationSettings,
     *,
     device: str = "cpu",
@@ -138,7 +139,7 @@ def calibrate(
         InputError: the model is quantized already, the text is too short, `seqlen` is beyond the model's positions, a
             value is not finite, `out` is occupied.
     """
-    started = time.monotonic()
+    started, out = time.monotonic(), user_path(out)
     if checkpoint.quantization:
         raise InputError(f"{checkpoint.path}: already quantized ({checkpoint.quantization}); name the original model")
     refuse_beyond(checkpoint.config.max_position_embeddings, options.seqlen, checkpoint.name)

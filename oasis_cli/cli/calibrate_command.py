@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from oasis_cli.cli.options import (
+    UserPath,
     common_options,
     device_option,
     json_option,
@@ -24,7 +25,7 @@ from oasis_cli.cli.render import emit_json, head, progress_bars, show_pairs
 )
 @click.argument("model")
 @out_option
-@click.option("--recipe", type=click.Path(path_type=Path), metavar="FILE", help="Take settings from a recipe.")
+@click.option("--recipe", type=UserPath(), metavar="FILE", help="Take settings from a recipe.")
 @click.option("--dataset", metavar="NAME|PATH", help="wikitext2, c4, ptb, a hub id, or a text, jsonl or parquet file.")
 @click.option("--samples", type=int, help="Sequences.  [default: 16]")
 @click.option("--seqlen", type=int, help="Tokens in each.  [default: 2048]")

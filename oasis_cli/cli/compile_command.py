@@ -4,14 +4,14 @@ from pathlib import Path
 
 import click
 
-from oasis_cli.cli.options import common_options, json_option, out_option, overwrite_option
+from oasis_cli.cli.options import UserPath, common_options, json_option, out_option, overwrite_option
 from oasis_cli.cli.render import emit_json, head, megabytes, progress_bars, show_table
 
 
 @click.command(name="compile", epilog="Example: oasis compile quantized --target oasis-28nm --out image")
-@click.argument("quantized", type=click.Path(path_type=Path))
+@click.argument("quantized", type=UserPath())
 @out_option
-@click.option("--recipe", type=click.Path(path_type=Path), metavar="FILE", help="Take settings from a recipe.")
+@click.option("--recipe", type=UserPath(), metavar="FILE", help="Take settings from a recipe.")
 @click.option("--target", metavar="NAME|FILE", help="Accelerator.  [default: oasis-28nm]")
 @click.option("--emit", type=click.Choice(["hex"]), help="Also write every section as text for $readmemh.")
 @overwrite_option

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from oasis_cli.cli.options import common_options, device_option, json_option, threads_option
+from oasis_cli.cli.options import UserPath, common_options, device_option, json_option, threads_option
 from oasis_cli.cli.render import emit_json, head, progress_bars, show_line, show_pairs
 from oasis_cli.cli.run_tables import show_run
 from oasis_cli.cli.simulation_tables import show_functional
@@ -13,7 +13,7 @@ from oasis_cli.cli.simulation_tables import show_functional
 @click.command(name="demo", epilog="Example: oasis demo --out oasis-demo")
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=UserPath(),
     metavar="DIR",
     help="Folder for all artifacts; an interrupted demo goes on in it.  [default: oasis-demo, or oasis-demo-tiny]",
 )

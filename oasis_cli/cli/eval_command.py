@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from oasis_cli.cli.options import common_options, device_option, json_option, lay_over, threads_option
+from oasis_cli.cli.options import UserPath, common_options, device_option, json_option, lay_over, threads_option
 from oasis_cli.cli.render import emit_json, head, progress_bars, show_line, show_table
 
 
@@ -14,7 +14,7 @@ from oasis_cli.cli.render import emit_json, head, progress_bars, show_line, show
 )
 @click.argument("target")
 @click.option("--ppl", multiple=True, metavar="NAME|PATH", help="wikitext2, c4, ptb, a hub id or a file; repeatable.")
-@click.option("--recipe", type=click.Path(path_type=Path), metavar="FILE", help="Take settings from a recipe.")
+@click.option("--recipe", type=UserPath(), metavar="FILE", help="Take settings from a recipe.")
 @click.option("--seqlen", type=int, help="Tokens in a window.  [default: 2048]")
 @click.option("--limit", type=int, help="Windows of each text.  [default: all]")
 @device_option

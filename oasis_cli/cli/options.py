@@ -8,12 +8,24 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from oasis_cli.paths import user_path
+
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 _DEBUG: Final = "oasis.debug"
 _QUIET: Final = "oasis.quiet"
 _JSON: Final = "oasis.json"
+
+
+class UserPath(click.Path):
+    """A path that the library will look at; `~` is the user's home, also where no shell expands it."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Text from the command line as a path."""
+        return user_path(str(super().convert(value, param, ctx)))
 
 
 def _remember(key: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
@@ -60,6 +72,7 @@ def _json(ctx: click.Context, param: click.Parameter, value: str | None) -> str 
     from oasis_cli.formats.atomic import refuse_unwritable
 
     if value is not None and value != "-":
+        value = str(user_path(value))
         refuse_unwritable(Path(value))
     _remember(_JSON)(ctx, param, value)
     return value
@@ -134,9 +147,7 @@ def json_target() -> str | None:
     return target
 
 
-out_option = click.option(
-    "--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Folder for the result."
-)
+out_option = click.option("--out", type=UserPath(), required=True, metavar="DIR", help="Folder for the result.")
 resume_option = click.option("--resume", is_flag=True, help="Go on where an interrupted run stopped.")
 overwrite_option = click.option("--overwrite", is_flag=True, help="Replace an earlier result of the same kind.")
 device_option = click.option(

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from oasis_cli.cli.options import (
+    UserPath,
     common_options,
     device_option,
     json_option,
@@ -24,10 +25,8 @@ from oasis_cli.cli.render import emit_json, head, megabytes, progress_bars, show
 )
 @click.argument("model")
 @out_option
-@click.option(
-    "--calibration", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Of this very model."
-)
-@click.option("--recipe", type=click.Path(path_type=Path), metavar="FILE", help="Take settings from a recipe.")
+@click.option("--calibration", type=UserPath(), required=True, metavar="DIR", help="Of this very model.")
+@click.option("--recipe", type=UserPath(), metavar="FILE", help="Take settings from a recipe.")
 @click.option("--method", metavar="NAME", help="oasis (dynamic outliers) or oasis-s (static).  [default: oasis]")
 @click.option("--weight-bits", type=int, help="Bits of weight indices, 1 to 4.  [default: 4]")
 @click.option("--act-bits", type=int, help="Bits of activation indices, 1 to 4.  [default: 4]")

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import click
 
-from oasis_cli.cli.options import common_options, device_option, json_option, threads_option
+from oasis_cli.cli.options import UserPath, common_options, device_option, json_option, threads_option
 from oasis_cli.cli.render import emit_json, head, progress_bars
 from oasis_cli.cli.run_tables import show_run
+from oasis_cli.paths import user_path
 
 
 @click.command(
@@ -15,7 +16,7 @@ from oasis_cli.cli.run_tables import show_run
 )
 @click.argument("recipe")
 @click.option("--model", metavar="MODEL", help="Folder, GGUF file or hub id.  [default: the recipe's]")
-@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Folder for all artifacts.")
+@click.option("--out", type=UserPath(), metavar="DIR", help="Folder for all artifacts.")
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key of the recipe; repeatable.")
 @device_option
 @threads_option
@@ -33,7 +34,7 @@ def command(
     from oasis_cli.pipeline.run import run_recipe
 
     settings = load_recipe(find_recipe(recipe), changes)
-    chosen, place = model or settings.model, out or (Path(settings.out) if settings.out else None)
+    chosen, place = model or settings.model, out or (user_path(settings.out) if settings.out else None)
     if chosen is None or place is None:
         raise click.UsageError("name the model and the place: --model and --out, or `model` and `out` in the recipe")
     with progress_bars() as progress:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from oasis_cli.cli.options import common_options, json_option, lay_over
+from oasis_cli.cli.options import UserPath, common_options, json_option, lay_over
 from oasis_cli.cli.render import emit_json, head, progress_bars
 from oasis_cli.cli.simulation_tables import show_functional, show_simulation
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     epilog="Examples: oasis simulate image --decode 256;  oasis simulate --shape llama-2-7b --prefill 512;  "
     "oasis simulate image --functional --reference quantized",
 )
-@click.argument("image", type=click.Path(path_type=Path), required=False)
+@click.argument("image", type=UserPath(), required=False)
 @click.option("--shape", metavar="NAME|FILE", help="Time a model by its sizes alone, without weights.")
 @click.option("--target", metavar="NAME|FILE", help="Accelerator.  [default: the image's, or oasis-28nm]")
-@click.option("--recipe", type=click.Path(path_type=Path), metavar="FILE", help="Take settings from a recipe.")
+@click.option("--recipe", type=UserPath(), metavar="FILE", help="Take settings from a recipe.")
 @click.option("--batch", type=int, help="Sequences side by side.  [default: 1]")
 @click.option("--prefill", type=int, help="Tokens of each prompt.  [default: 0]")
 @click.option("--decode", type=int, help="Tokens to generate.  [default: 2048]")
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @click.option("--act-bits", type=click.IntRange(1, 4), default=4, show_default=True, help="With --shape.")
 @click.option("--outliers", type=click.FloatRange(0, 0.5), default=0.005, show_default=True, help="With --shape.")
 @click.option("--functional", is_flag=True, help="Run the image bit-true on tokens, too.")
-@click.option("--reference", type=click.Path(path_type=Path), metavar="DIR", help="Quantized folder to compare with.")
+@click.option("--reference", type=UserPath(), metavar="DIR", help="Quantized folder to compare with.")
 @click.option("--ppl", metavar="NAME|PATH", help="Text for --functional.  [default: Python's documentation]")
 @click.option("--seqlen", type=click.IntRange(2), default=256, show_default=True, help="Window for --functional.")
 @click.option("--limit", type=click.IntRange(1), default=1, show_default=True, help="Windows for --functional.")

@@ -5,15 +5,13 @@ from pathlib import Path
 
 import click
 
-from oasis_cli.cli.options import common_options, json_option
+from oasis_cli.cli.options import UserPath, common_options, json_option
 from oasis_cli.cli.render import emit_json, head, progress_bars, show_pairs
 
 
 @click.command(name="verify", epilog="Example: oasis verify image --against quantized")
-@click.argument("path", type=click.Path(path_type=Path))
-@click.option(
-    "--against", type=click.Path(path_type=Path), metavar="DIR", help="The quantized folder or model that it came from."
-)
+@click.argument("path", type=UserPath())
+@click.option("--against", type=UserPath(), metavar="DIR", help="The quantized folder or model that it came from.")
 @json_option
 @common_options
 def command(path: Path, against: Path | None) -> None:

@@ -21,6 +21,7 @@ from oasis_cli.formats.image import (
 from oasis_cli.formats.image_metadata import ImageTarget
 from oasis_cli.formats.manifest import digest_file, write_json
 from oasis_cli.hardware.target import Target, load_target
+from oasis_cli.paths import user_path
 from oasis_cli.progress import SILENT, Progress
 
 HEX_FOLDER: Final = "hex"
@@ -61,9 +62,9 @@ class CompileResult:
 
 
 def compile_model(
-    quantized_folder: Path,
-    out: Path,
-    target: Target | str = "oasis-28nm",
+    quantized_folder: str | Path,
+    out: str | Path,
+    target: Target | str | Path = "oasis-28nm",
     *,
     progress: Progress = SILENT,
     overwrite: bool = False,
@@ -83,7 +84,8 @@ def compile_model(
         InputError: the folder is no quantized model, is damaged or of an unsupported architecture, or `out` cannot be
             written.
     """
-    if isinstance(target, str):
+    quantized_folder, out = user_path(quantized_folder), user_path(out)
+    if isinstance(target, str | Path):
         target = load_target(target)
     source = open_quantized(quantized_folder)
     files = {name: path for name in TOKENIZER_FILES if (path := quantized_folder / name).is_file()}

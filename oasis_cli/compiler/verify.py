@@ -17,6 +17,7 @@ from oasis_cli.formats.image_table import Section, SectionKind
 from oasis_cli.formats.packing import unpack_indices
 from oasis_cli.formats.program import Opcode
 from oasis_cli.formats.weight_order import channel_order
+from oasis_cli.paths import user_path
 from oasis_cli.progress import SILENT, Progress
 
 
@@ -37,7 +38,7 @@ class ImageCheck:
     layers: int
 
 
-def verify_image(path: Path, against: Path | None = None, progress: Progress = SILENT) -> ImageCheck:
+def verify_image(path: str | Path, against: str | Path | None = None, progress: Progress = SILENT) -> ImageCheck:
     """Check an image.
 
     Args:
@@ -49,12 +50,13 @@ def verify_image(path: Path, against: Path | None = None, progress: Progress = S
         InputError: the image or a file beside it is damaged, or `against` is no sound quantized folder.
         CheckError: the image holds another model than `against`.
     """
+    path = user_path(path)
     image = open_image(path, verify=True, progress=progress)
     image.metadata()
     image.program()
     if path.is_dir():
         check_folder(image, path)
-    layers = _compare(image, open_quantized(against), progress) if against is not None else 0
+    layers = _compare(image, open_quantized(user_path(against)), progress) if against is not None else 0
     return ImageCheck(image.path, image.file_bytes, len(image.sections), layers)
 
 

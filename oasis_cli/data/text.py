@@ -7,6 +7,7 @@ from oasis_cli.data.files import JSON_SUFFIXES, PARQUET_SUFFIXES, read_rows
 from oasis_cli.data.hub import KNOWN, load_hub_text, parse_hub_id
 from oasis_cli.data.source import Purpose, TextSource
 from oasis_cli.errors import InputError
+from oasis_cli.paths import user_path
 
 EMBEDDED = "embedded"
 _FILE_SUFFIXES = (*JSON_SUFFIXES, *PARQUET_SUFFIXES, ".txt", ".text", ".raw", ".md", ".tokens")
@@ -41,7 +42,7 @@ def _load(name: str, purpose: Purpose) -> TextSource:
     if name in KNOWN:
         return load_hub_text(name, KNOWN[name][purpose], purpose)
     if _means_a_file(name):
-        return TextSource(name, read_rows(Path(name).expanduser()))
+        return TextSource(name, read_rows(user_path(name)))
     hub_text = parse_hub_id(name, purpose)
     if hub_text is None:
         known = ", ".join([EMBEDDED, *KNOWN])

@@ -23,6 +23,7 @@ from torch import Tensor
 from oasis_cli.errors import InputError
 from oasis_cli.formats.manifest import digest_file, read_sealed
 from oasis_cli.numerics.histogram import Points
+from oasis_cli.paths import user_path
 
 KIND: Final = "calibration"
 SCHEMA_VERSION: Final = 1
@@ -92,12 +93,13 @@ def site_tensors(name: str, site: SiteCalibration) -> dict[str, Tensor]:
     }
 
 
-def read_calibration(folder: Path) -> Calibration:
+def read_calibration(folder: str | Path) -> Calibration:
     """Read and check a calibration folder.
 
     Raises:
         InputError: not a calibration, of a newer version, or damaged.
     """
+    folder = user_path(folder)
     if not folder.is_dir():
         raise InputError(f"{folder}: not a folder; run oasis calibrate first and name its --out")
     manifest = read_sealed(folder / MANIFEST_NAME, KIND, SCHEMA_VERSION)

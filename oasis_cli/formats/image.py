@@ -23,6 +23,7 @@ from oasis_cli.formats.image_program import check_program
 from oasis_cli.formats.image_table import CURE, Section, SectionKind, SectionType
 from oasis_cli.formats.manifest import digest_file, is_as_written, manifest, read_manifest
 from oasis_cli.formats.program import NO_SECTION, RULES, Operation, decode_program
+from oasis_cli.paths import user_path
 from oasis_cli.progress import SILENT, Progress
 
 IMAGE_NAME: Final = "model.oimg"
@@ -183,12 +184,13 @@ class Image:
             raise InputError(f"{self.path}: the padding at byte {start:,} is not zero; {CURE}")
 
 
-def find_image(path: Path) -> Path:
+def find_image(path: str | Path) -> Path:
     """The image file that `path` means: itself, or the one inside a compiled folder."""
-    return path / IMAGE_NAME if path.is_dir() else path
+    place = user_path(path)
+    return place / IMAGE_NAME if place.is_dir() else place
 
 
-def open_image(path: Path, verify: bool = False, progress: Progress = SILENT) -> Image:
+def open_image(path: str | Path, verify: bool = False, progress: Progress = SILENT) -> Image:
     """Open an image: size, magic, version, length and table are checked before anything is allocated.
 
     Args:

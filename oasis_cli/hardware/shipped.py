@@ -4,6 +4,7 @@ import difflib
 from pathlib import Path
 
 from oasis_cli.errors import InputError
+from oasis_cli.paths import user_path
 
 
 def shipped_names(folder: Path) -> tuple[str, ...]:
@@ -25,7 +26,7 @@ def find_file(name: str | Path, folder: Path, kind: str) -> Path:
     names = shipped_names(folder)
     if str(name) in names:
         return folder / f"{name}.yaml"
-    path = Path(name)
+    path = user_path(name)
     if path.suffix in (".yaml", ".yml") or len(path.parts) > 1 or path.is_file():
         return path
     near = difflib.get_close_matches(str(name).lower(), names, n=1, cutoff=0.4)

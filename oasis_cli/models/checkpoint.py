@@ -26,6 +26,7 @@ from oasis_cli.models.configuration import CONFIG_FILE, read_folder_config, read
 from oasis_cli.models.gguf_file import GgufHeader, is_gguf, read_gguf_header, read_gguf_weights
 from oasis_cli.models.quiet import quiet_transformers
 from oasis_cli.models.safetensors_files import find_weight_files, read_header
+from oasis_cli.paths import user_path
 from oasis_cli.progress import SILENT, Progress
 
 _HUB_ID: Final = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
@@ -209,7 +210,7 @@ def open_checkpoint(spec: str | Path) -> Checkpoint:
     Raises:
         InputError: nothing there, damaged, unsupported, or not to be had from the hub.
     """
-    path = Path(spec).expanduser()
+    path = user_path(spec)
     try:
         if path.is_dir():
             return _open_folder(path, path.resolve().name)

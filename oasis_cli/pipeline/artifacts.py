@@ -7,6 +7,7 @@ from oasis_cli.errors import InputError
 from oasis_cli.formats.calibration import MANIFEST_NAME
 from oasis_cli.formats.manifest import read_json
 from oasis_cli.formats.quantized import QUANT_METHOD
+from oasis_cli.paths import user_path
 
 
 class Kind(Enum):
@@ -28,7 +29,7 @@ def kind_of(path: str | Path) -> Kind:
         InputError: a folder that is none of the kinds, or a path that cannot be looked at.
     """
     try:
-        return _kind_of(Path(path))
+        return _kind_of(user_path(path))
     except OSError as error:  # too long a name, or a folder on the way that may not be searched
         raise InputError(f"{path}: cannot be read ({error.strerror}); check the path") from error
 
@@ -50,5 +51,5 @@ def _kind_of(place: Path) -> Kind:
 
 def image_file(path: str | Path) -> Path:
     """The image's file, given it or its folder."""
-    place = Path(path)
+    place = user_path(path)
     return place if place.suffix == ".oimg" else place / IMAGE_NAME

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oasis_cli.models.smollm import fetch_smollm2
+from oasis_cli.paths import user_path
 from oasis_cli.pipeline.recipe import find_recipe, load_recipe
 from oasis_cli.pipeline.run import RunResult, run_recipe
 from oasis_cli.pipeline.simulating import FunctionalResult, run_functional
@@ -29,7 +30,12 @@ class DemoResult:
 
 
 def run_demo(
-    out: Path, *, model: str | None = None, tiny: bool = False, device: str = "cpu", progress: Progress = SILENT
+    out: str | Path,
+    *,
+    model: str | Path | None = None,
+    tiny: bool = False,
+    device: str = "cpu",
+    progress: Progress = SILENT,
 ) -> DemoResult:
     """Calibrate, quantize, compile, simulate and evaluate, on fewer tokens than the defaults.
 
@@ -43,6 +49,7 @@ def run_demo(
     Raises:
         InputError: SmolLM2 cannot be fetched (the message offers what else there is), or a stage refuses.
     """
+    out = user_path(out)
     if tiny:
         model = str(tiny_model_folder())
     elif model is None:

@@ -63,7 +63,7 @@ def _in_model_order(item: tuple[str, Any]) -> list[tuple[int, str]]:
 
 
 def _inspect_calibration(path: str | Path) -> Inspection:
-    calibration = read_calibration(Path(path))
+    calibration = read_calibration(path)
     manifest = calibration.manifest
     rows = []
     for name, entry in sorted(manifest["sites"].items(), key=_in_model_order):

@@ -10,6 +10,7 @@ from pydantic.dataclasses import dataclass as settings
 from oasis_cli.calibration import CalibrationSettings
 from oasis_cli.config import STRICT, from_mapping, parse_yaml, read_text
 from oasis_cli.errors import InputError
+from oasis_cli.paths import user_path
 from oasis_cli.pipeline.settings import CompileSettings, EvaluationSettings, SimulationSettings
 from oasis_cli.quantization import QuantizationSettings
 
@@ -51,9 +52,10 @@ def find_recipe(name: str) -> Path:
         InputError: neither; the nearest shipped name is suggested.
     """
     shipped = shipped_recipes()
+    path = user_path(name)
     try:
-        if Path(name).is_file():
-            return Path(name)
+        if path.is_file():
+            return path
     except OSError as error:  # too long a name, or a folder on the way that may not be searched
         raise InputError(f"{name}: cannot be read ({error.strerror}); check the path") from error
     if name in shipped:

@@ -18,6 +18,7 @@ from oasis_cli.formats.image import open_image
 from oasis_cli.formats.manifest import digest_bytes, read_json, write_json
 from oasis_cli.hardware.target import load_target
 from oasis_cli.models.checkpoint import Checkpoint, open_checkpoint
+from oasis_cli.paths import user_path
 from oasis_cli.pipeline.artifacts import image_file
 from oasis_cli.pipeline.evaluating import cut_windows, evaluate, load_texts
 from oasis_cli.pipeline.recipe import Recipe
@@ -99,7 +100,9 @@ class _Clock:
         return result
 
 
-def run_recipe(recipe: Recipe, model: str, out: Path, *, device: str = "cpu", progress: Progress = SILENT) -> RunResult:
+def run_recipe(
+    recipe: Recipe, model: str | Path, out: str | Path, *, device: str = "cpu", progress: Progress = SILENT
+) -> RunResult:
     """Run calibrate, quantize, compile, simulate and eval, each into its folder below `out`.
 
     A run that was interrupted, or whose later settings changed, goes on from what is there.
@@ -115,7 +118,7 @@ def run_recipe(recipe: Recipe, model: str, out: Path, *, device: str = "cpu", pr
         InputError: as the stages do, what can be known beforehand before any of them runs; or an earlier stage's
             folder holds a result with other settings.
     """
-    clock = _Clock()
+    clock, out = _Clock(), user_path(out)
     checkpoint = clock.stage("open", lambda: open_checkpoint(model))
     texts = clock.stage("check", lambda: _look_ahead(recipe, checkpoint))
     places = {name: out / name for name in ("calibration", "quantized", "image")}

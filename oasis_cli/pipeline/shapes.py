@@ -1,5 +1,7 @@
 """Timing of a model by its sizes alone: no weights, no tensor library, an answer at once."""
 
+from pathlib import Path
+
 from oasis_cli.compiler.program import build_program
 from oasis_cli.formats.program import ModelShape
 from oasis_cli.hardware.shapes import load_shape
@@ -10,9 +12,9 @@ from oasis_cli.simulator.timing import simulate
 
 
 def simulate_shape(
-    shape: ModelShape | str,
+    shape: ModelShape | str | Path,
     options: SimulationSettings,
-    target: Target | str = "oasis-28nm",
+    target: Target | str | Path = "oasis-28nm",
     *,
     weight_bits: int = 4,
     act_bits: int = 4,
@@ -31,7 +33,7 @@ def simulate_shape(
     Raises:
         InputError: no such shape or target, lengths beyond the model's positions, or a target that cannot hold it.
     """
-    sizes = load_shape(shape) if isinstance(shape, str) else shape
-    chip = load_target(target) if isinstance(target, str) else target
+    sizes = load_shape(shape) if isinstance(shape, str | Path) else shape
+    chip = load_target(target) if isinstance(target, str | Path) else target
     program = build_program(sizes, weight_bits, act_bits, outlier_fraction)
     return simulate(program, sizes, chip, options.batch, options.prefill, options.decode)

@@ -30,7 +30,9 @@ from oasis_cli.simulator.timing import simulate as time_program
 from oasis_cli.simulator.units.pe_line import Engine
 
 
-def simulate_image(image: Path, options: SimulationSettings, target: str | None = None) -> tuple[SimulationReport, str]:
+def simulate_image(
+    image: str | Path, options: SimulationSettings, target: str | Path | None = None
+) -> tuple[SimulationReport, str]:
     """Time the program of an image.
 
     Args:
@@ -98,12 +100,12 @@ class FunctionalResult:
 
 
 def run_functional(
-    image: Path,
+    image: str | Path,
     *,
-    text: str | None = None,
+    text: str | Path | None = None,
     seqlen: int = 256,
     limit: int | None = 1,
-    reference: Path | None = None,
+    reference: str | Path | None = None,
     engine: Engine = "counted",
     progress: Progress = SILENT,
 ) -> FunctionalResult:
@@ -143,7 +145,7 @@ def run_functional(
     return FunctionalResult(engine, measured, agreement)
 
 
-def _load_reference(image: Path, reference: Path, progress: Progress) -> PreTrainedModel:
+def _load_reference(image: Path, reference: str | Path, progress: Progress) -> PreTrainedModel:
     """The quantized folder as a model, once the image is known to come from it."""
     try:
         verify_image(image, reference, progress)

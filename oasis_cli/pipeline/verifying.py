@@ -12,6 +12,7 @@ from oasis_cli.formats.calibration import read_calibration
 from oasis_cli.formats.manifest import read_sealed
 from oasis_cli.formats.quantized import KIND, REPORT_NAME, SCHEMA_VERSION
 from oasis_cli.models.checkpoint import open_checkpoint
+from oasis_cli.paths import user_path
 from oasis_cli.pipeline.artifacts import Kind, kind_of
 from oasis_cli.progress import SILENT, Progress
 from oasis_cli.runtime.verification import verify_quantized
@@ -32,7 +33,7 @@ class Verification:
     checked: tuple[str, ...]
 
 
-def verify(path: Path, against: Path | None = None, progress: Progress = SILENT) -> Verification:
+def verify(path: str | Path, against: str | Path | None = None, progress: Progress = SILENT) -> Verification:
     """Check any artifact.
 
     Args:
@@ -45,6 +46,7 @@ def verify(path: Path, against: Path | None = None, progress: Progress = SILENT)
         InputError: there is nothing at `path` or at `against`.
         CheckError: something is damaged, or does not belong to `against`.
     """
+    path, against = user_path(path), user_path(against) if against is not None else None
     for place in (path, *([against] if against else [])):
         if not os.path.lexists(place):
             raise InputError(f"{place}: not found; name a folder or a file")

@@ -30,6 +30,7 @@ from oasis_cli.numerics.codebook import Codebook, CodebookGrid
 from oasis_cli.numerics.gemm import QuantizedWeight
 from oasis_cli.numerics.grid import to_grid
 from oasis_cli.numerics.kmeans import Line
+from oasis_cli.paths import user_path
 from oasis_cli.progress import SILENT, Progress
 from oasis_cli.quantization.folder import BlockFiles, finish_folder, with_sizes
 from oasis_cli.quantization.kmeans_weights import WeightReport, quantize_weight
@@ -103,8 +104,8 @@ class QuantizationResult:
 
 def quantize(
     checkpoint: Checkpoint,
-    out: Path,
-    calibration_folder: Path,
+    out: str | Path,
+    calibration_folder: str | Path,
     options: QuantizationSettings,
     *,
     device: str = "cpu",
@@ -129,7 +130,7 @@ def quantize(
     Raises:
         InputError: calibration of another model or with other outliers, weights that are not finite, `out` occupied.
     """
-    started = time.monotonic()
+    started, out, calibration_folder = time.monotonic(), user_path(out), user_path(calibration_folder)
     calibration = read_calibration(calibration_folder)
     spec = _specify(checkpoint, calibration, calibration_folder, options)
     origin = {"model": checkpoint.digest, "calibration": calibration.digest}

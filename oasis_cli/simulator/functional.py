@@ -75,7 +75,7 @@ class FunctionalSimulator:
 
     def __init__(
         self,
-        image: Path,
+        image: str | Path,
         engine: Engine = "counted",
         observer: Observer | None = None,
         buffers: Precision = "fp32",
