@@ -24,10 +24,12 @@ if TYPE_CHECKING:
 @click.option("--recipe", type=UserPath(), metavar="FILE", help="Take settings from a recipe.")
 @click.option("--batch", type=int, help="Sequences side by side.  [default: 1]")
 @click.option("--prefill", type=int, help="Tokens of each prompt.  [default: 0]")
-@click.option("--decode", type=int, help="Tokens to generate.  [default: 2048]")
-@click.option("--weight-bits", type=click.IntRange(1, 4), default=4, show_default=True, help="With --shape.")
-@click.option("--act-bits", type=click.IntRange(1, 4), default=4, show_default=True, help="With --shape.")
-@click.option("--outliers", type=click.FloatRange(0, 0.5), default=0.005, show_default=True, help="With --shape.")
+@click.option("--decode", type=int, help="Tokens to generate.  [default: 2048, or what the positions allow]")
+@click.option("--weight-bits", type=click.IntRange(1, 4), help="With --shape.  [default: 4]")
+@click.option("--act-bits", type=click.IntRange(1, 4), help="With --shape.  [default: 4]")
+@click.option(
+    "--outliers", "outlier_fraction", type=click.FloatRange(0, 0.5), help="With --shape, a side.  [default: 0.005]"
+)
 @click.option("--functional", is_flag=True, help="Run the image bit-true on tokens, too.")
 @click.option("--reference", type=UserPath(), metavar="DIR", help="Quantized folder to compare with.")
 @click.option("--ppl", metavar="NAME|PATH", help="Text for --functional.  [default: Python's documentation]")
@@ -47,9 +49,9 @@ def command(
     shape: str | None,
     target: str | None,
     recipe: Path | None,
-    weight_bits: int,
-    act_bits: int,
-    outliers: float,
+    weight_bits: int | None,
+    act_bits: int | None,
+    outlier_fraction: float | None,
     functional: bool,
     reference: Path | None,
     ppl: str | None,
@@ -65,6 +67,10 @@ def command(
         raise click.UsageError("--functional needs an image: sizes alone compute nothing")
     if reference is not None and not functional:
         raise click.UsageError("--reference goes with --functional")
+    quantization = {"weight_bits": weight_bits, "act_bits": act_bits, "outlier_fraction": outlier_fraction}
+    sizes_only: dict[str, Any] = {name: value for name, value in quantization.items() if value is not None}
+    if image is not None and sizes_only:
+        raise click.UsageError("--weight-bits, --act-bits and --outliers go with --shape: an image has its own")
     options = _settings(recipe, given)
     result: dict[str, Any] = {}
     inputs: dict[str, str] = {}
@@ -83,14 +89,7 @@ def command(
     else:
         from oasis_cli.pipeline.shapes import simulate_shape
 
-        report = simulate_shape(
-            str(shape),
-            options,
-            target or "oasis-28nm",
-            weight_bits=weight_bits,
-            act_bits=act_bits,
-            outlier_fraction=outliers,
-        )
+        report = simulate_shape(str(shape), options, target or "oasis-28nm", **sizes_only)
     show_simulation(report)
     emit_json(head("simulate", inputs) | report.to_json() | result)
 

@@ -45,20 +45,21 @@ class Windows:
         )
 
 
-def refuse_beyond(positions: int | None, seqlen: int, name: str) -> None:
+def refuse_beyond(positions: int | None, seqlen: int, name: str, cure: str = "--seqlen") -> None:
     """Refuse windows that are longer than a model's positions.
 
     Args:
         positions: the longest sequence that the model was made for; None where it does not say.
         seqlen: tokens in a window.
         name: the model's, for the message.
+        cure: what a shorter length is given with.
 
     Raises:
         InputError: as said.
     """
     _require(
         positions is None or seqlen <= positions,
-        f"{name}: has {positions} positions, fewer than the seqlen of {seqlen}; take a shorter --seqlen",
+        f"{name}: has {positions} positions, fewer than the seqlen of {seqlen}; take a shorter {cure}",
     )
 
 

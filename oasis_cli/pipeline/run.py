@@ -169,8 +169,9 @@ def run_recipe(
 def _look_ahead(recipe: Recipe, checkpoint: Checkpoint) -> dict[str, str]:
     """Refuse now what a later stage would refuse after hours; the digests of the texts to evaluate on."""
     config, quantization, outliers = checkpoint.config, recipe.quantize, recipe.calibrate.outlier_fraction
-    for seqlen in (recipe.calibrate.seqlen, recipe.eval.seqlen):
-        refuse_beyond(config.max_position_embeddings, seqlen, checkpoint.name)
+    for key, seqlen in (("calibrate.seqlen", recipe.calibrate.seqlen), ("eval.seqlen", recipe.eval.seqlen)):
+        cure = f"{key}, in the recipe or with --set of oasis run"
+        refuse_beyond(config.max_position_embeddings, seqlen, checkpoint.name, cure)
     if quantization.outlier_fraction not in (None, outliers):
         raise InputError(
             f"recipe: quantize.outlier_fraction is {quantization.outlier_fraction}, calibrate.outlier_fraction "
@@ -179,8 +180,9 @@ def _look_ahead(recipe: Recipe, checkpoint: Checkpoint) -> dict[str, str]:
     shape = read_shape(config, str(checkpoint.path))
     rotary_frequencies(config, str(checkpoint.path))
     program = build_program(shape, quantization.weight_bits, quantization.act_bits, outliers)
-    lengths = recipe.simulate
-    time_program(program, shape, load_target(recipe.compile.target), lengths.batch, lengths.prefill, lengths.decode)
+    lengths, target = recipe.simulate, load_target(recipe.compile.target)
+    decode = lengths.decode_within(shape.max_positions)
+    time_program(program, shape, target, lengths.batch, lengths.prefill, decode)
     sources = load_texts(recipe.eval)
     cut_windows(sources, recipe.eval, checkpoint.load_tokenizer(), config.vocab_size)
     return {source.name: source.digest for source in sources}

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass as settings
@@ -10,6 +10,9 @@ from pydantic.dataclasses import dataclass as settings
 from oasis_cli.config import STRICT, from_mapping
 
 T = TypeVar("T")
+
+_DECODE: Final = 2048
+"""Tokens that the paper generates (§V-A)."""
 
 
 @settings(frozen=True, config=STRICT)
@@ -30,12 +33,16 @@ class SimulationSettings:
     Attributes:
         batch: sequences at a time.
         prefill: tokens of the prompt.
-        decode: tokens to generate.
+        decode: tokens to generate; None takes 2048, or what the prompt leaves of the model's positions if that is less.
     """
 
     batch: int = Field(default=1, ge=1)
     prefill: int = Field(default=0, ge=0)
-    decode: int = Field(default=2048, ge=0)
+    decode: int | None = Field(default=None, ge=0)
+
+    def decode_within(self, positions: int) -> int:
+        """Tokens to generate with a model of so many positions; what was asked for stays as it is."""
+        return max(0, min(_DECODE, positions - self.prefill)) if self.decode is None else self.decode
 
 
 @settings(frozen=True, config=STRICT)

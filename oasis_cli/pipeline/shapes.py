@@ -36,4 +36,5 @@ def simulate_shape(
     sizes = load_shape(shape) if isinstance(shape, str | Path) else shape
     chip = load_target(target) if isinstance(target, str | Path) else target
     program = build_program(sizes, weight_bits, act_bits, outlier_fraction)
-    return simulate(program, sizes, chip, options.batch, options.prefill, options.decode)
+    decode = options.decode_within(sizes.max_positions)
+    return simulate(program, sizes, chip, options.batch, options.prefill, decode)

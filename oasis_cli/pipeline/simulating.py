@@ -49,7 +49,8 @@ def simulate_image(
     opened = open_image(image_file(image), verify=True)
     metadata = opened.metadata()
     chosen = load_target(target or metadata.target.name)
-    report = time_program(opened.program(), metadata.shape, chosen, options.batch, options.prefill, options.decode)
+    decode = options.decode_within(metadata.shape.max_positions)
+    report = time_program(opened.program(), metadata.shape, chosen, options.batch, options.prefill, decode)
     return report, digest_file(opened.path)
 
 

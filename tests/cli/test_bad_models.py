@@ -172,6 +172,7 @@ def test_windows_beyond_the_models_positions(refused: Refused, chain: Chain) -> 
     assert said in refused("eval", chain.image, "--seqlen", 1024)
     assert said in refused("simulate", chain.image, "--decode", 4, "--functional", "--seqlen", 1024)
     assert "has 512 positions; ask for fewer" in refused("simulate", chain.image, "--decode", 513)
+    assert "has 512 positions; ask for fewer" in refused("simulate", chain.image, "--prefill", 513)
     assert "has 512 positions; ask for fewer" in refused("simulate", chain.image, "--prefill", 512, "--decode", 1)
 
 

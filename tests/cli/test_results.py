@@ -183,6 +183,20 @@ def test_simulate_an_image(result_of: ResultOf, chain: Chain) -> None:
     assert 0 < totals["first_token_s"] < totals["seconds"]
 
 
+def test_simulate_generates_as_many_tokens_as_the_positions_leave_but_2048_at_most(
+    result_of: ResultOf, chain: Chain
+) -> None:
+    """The toy has 512 positions, LLaMA-2-7B 4096."""
+    for args, decode in (
+        ((chain.image,), 512),
+        ((chain.image, "--prefill", 500), 12),
+        ((chain.image, "--prefill", 512), 0),
+        (("--shape", "llama-2-7b"), 2048),
+        (("--shape", "llama-2-7b", "--prefill", 4000), 96),
+    ):
+        assert result_of("simulate", *args)["decode"] == decode
+
+
 def test_simulate_without_a_decode(result_of: ResultOf, chain: Chain) -> None:
     found = result_of("simulate", chain.image, "--prefill", 16, "--decode", 0)
     check_simulation(found, blocks=4)
