@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from oasis_cli.cli.options import UserPath, common_options, json_option, out_option, overwrite_option
-from oasis_cli.cli.render import emit_json, head, megabytes, progress_bars, show_table
+from oasis_cli.cli.render import byte_size, emit_json, head, progress_bars, show_table
 
 
 @click.command(name="compile", epilog="Example: oasis compile quantized --target oasis-28nm --out image")
@@ -27,9 +27,9 @@ def command(
     with progress_bars() as progress:
         chosen = target or _target(recipe)
         result = compile_model(quantized, out, chosen, progress=progress, overwrite=overwrite, emit_hex=emit == "hex")
-    rows = [[kind, megabytes(size)] for kind, size in sorted(result.section_bytes.items(), key=lambda item: -item[1])]
+    rows = [[kind, byte_size(size)] for kind, size in sorted(result.section_bytes.items(), key=lambda item: -item[1])]
     show_table(
-        f"{result.image}: {megabytes(result.file_bytes)}, {result.sections} sections, {result.operations} operations",
+        f"{result.image}: {byte_size(result.file_bytes)}, {result.sections} sections, {result.operations} operations",
         ["section kind", "size"],
         rows,
         numeric=[1],

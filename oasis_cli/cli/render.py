@@ -157,5 +157,12 @@ def _standard_output() -> Iterator[None]:
 
 
 def megabytes(count: int) -> str:
-    """Bytes for people."""
+    """The size of a model for people."""
     return f"{count / 1e6:,.1f} MB"
+
+
+def byte_size(count: int) -> str:
+    """Bytes for people, in the unit that leaves something to read."""
+    if count >= 1e5:
+        return megabytes(count)
+    return f"{count / 1e3:,.1f} KB" if count >= 1e3 else f"{count} B"

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oasis_cli.cli.render import megabytes, show_table
+from oasis_cli.cli.render import byte_size, show_table
 from oasis_cli.cli.simulation_tables import energy
 
 if TYPE_CHECKING:
@@ -21,11 +21,11 @@ def show_run(result: "RunResult") -> None:
     rows += [
         [
             "linear layers, 16 bits before",
-            megabytes(quantization.bytes_before),
-            megabytes(quantization.bytes_after),
+            byte_size(quantization.bytes_before),
+            byte_size(quantization.bytes_after),
         ],
-        ["the rest, left as it is", megabytes(quantization.bytes_other), megabytes(quantization.bytes_other)],
-        ["memory image", "", megabytes(result.image_bytes)],
+        ["the rest, left as it is", byte_size(quantization.bytes_other), byte_size(quantization.bytes_other)],
+        ["memory image", "", byte_size(result.image_bytes)],
     ]
     if totals["tokens_per_s"] is not None:
         rows += [

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def energy(picojoules: float) -> str:
     """An energy for people."""
-    for unit, size in (("J", 1e12), ("mJ", 1e9), ("uJ", 1e6)):
+    for unit, size in (("J", 1e12), ("mJ", 1e9), ("uJ", 1e6), ("nJ", 1e3)):
         if picojoules >= size:
             return f"{picojoules / size:,.2f} {unit}"
     return f"{picojoules:,.0f} pJ"

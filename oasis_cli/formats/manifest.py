@@ -20,6 +20,11 @@ def digest_bytes(data: bytes) -> str:
     return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
+def short_digest(digest: str) -> str:
+    """A digest for a table, long enough to compare by eye."""
+    return f"{digest[:19]}…"
+
+
 def digest_file(path: Path) -> str:
     """SHA-256 of a file's bytes, as `sha256:<hex>`.
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from oasis_cli.formats.calibration import read_calibration
 from oasis_cli.formats.image import describe_image, open_image
-from oasis_cli.formats.manifest import read_sealed
-from oasis_cli.formats.quantized import KIND, REPORT_NAME, SCHEMA_VERSION
+from oasis_cli.formats.manifest import read_sealed, short_digest
+from oasis_cli.formats.quantized import KIND, REPORT_NAME, SCHEMA_VERSION, QuantizationSpec
 from oasis_cli.models.checkpoint import open_checkpoint
 from oasis_cli.pipeline.artifacts import Kind, image_file, kind_of
 from oasis_cli.runtime.loading import open_quantized
@@ -52,9 +52,17 @@ def _inspect_model(path: str | Path) -> Inspection:
         "decoder blocks": str(config.num_hidden_layers),
         "hidden size": str(config.hidden_size),
         "vocabulary": str(config.vocab_size),
-        "digest": checkpoint.digest,
+        "digest": short_digest(checkpoint.digest),
     }
     return Inspection(Kind.MODEL.value, facts, details={"config": config.to_dict(), "digest": checkpoint.digest})
+
+
+_NAMES = "without model.layers. and _proj; whole with --json"
+
+
+def _brief(name: str) -> str:
+    """A name that leaves room for the other columns: `0.self_attn.q+k+v`."""
+    return name.removeprefix("model.layers.").replace("_proj", "")
 
 
 def _in_model_order(item: tuple[str, Any]) -> list[tuple[int, str]]:
@@ -71,7 +79,7 @@ def _inspect_calibration(path: str | Path) -> Inspection:
         centroids = calibration.sites[name].centroids[4].tolist()
         rows.append(
             [
-                name.removeprefix("model.layers."),
+                _brief(name),
                 str(entry["K"]),
                 f"{centroids[0]:.3f} … {centroids[-1]:.3f}",
                 f"{threshold['lower']:.3g} … {threshold['upper']:.3g}",
@@ -79,11 +87,12 @@ def _inspect_calibration(path: str | Path) -> Inspection:
             ]
         )
     facts = {
-        "model": f"{manifest['model']} ({calibration.model_digest})",
-        "text": f"{manifest['data']} ({manifest['created_from']['data']})",
+        "model": f"{manifest['model']} ({short_digest(calibration.model_digest)})",
+        "text": f"{manifest['data']} ({short_digest(manifest['created_from']['data'])})",
         "tokens": f"{manifest['tokens']:,}",
         "loss": f"{manifest['loss']:.4f} nats a token",
         "settings": ", ".join(f"{key}={value}" for key, value in calibration.recipe.items()),
+        "names": _NAMES,
     }
     headers = ["site", "K", "16 centroids of x / s_t", "outliers beyond", "tied tokens"]
     return Inspection(Kind.CALIBRATION.value, facts, headers, rows, manifest)
@@ -91,7 +100,16 @@ def _inspect_calibration(path: str | Path) -> Inspection:
 
 def _inspect_quantized(path: str | Path) -> Inspection:
     checkpoint, spec = open_quantized(path)
-    report = read_sealed(checkpoint.path / REPORT_NAME, KIND, SCHEMA_VERSION)
+    block = asdict(spec)
+    block.pop("layers")
+    facts = {
+        "settings": ", ".join(f"{key}={value}" for key, value in block.items()),
+        "digest": short_digest(checkpoint.digest),
+    }
+    place = checkpoint.path / REPORT_NAME
+    if not place.is_file():
+        return _inspect_without_report(spec, facts)
+    report = read_sealed(place, KIND, SCHEMA_VERSION)
     rows = [
         [
             name.removeprefix("model.layers."),
@@ -103,17 +121,28 @@ def _inspect_quantized(path: str | Path) -> Inspection:
         ]
         for name, entry in sorted(report["layers"].items(), key=_in_model_order)
     ]
-    block = asdict(spec)
-    block.pop("layers")
     facts = {
-        "model": f"{report['model']} ({report['created_from']['model']})",
-        "calibration": report["created_from"]["calibration"],
-        "settings": ", ".join(f"{key}={value}" for key, value in block.items()),
+        "model": f"{report['model']} ({short_digest(report['created_from']['model'])})",
+        "calibration": short_digest(report["created_from"]["calibration"]),
         "weight error": f"{report['totals']['relative_error']:.3%} of the weights' squares",
-        "digest": checkpoint.digest,
-    }
+    } | facts
     headers = ["layer", "N x K", "format", "SNR (dB)", "bits a weight", "grid cost"]
     return Inspection(Kind.QUANTIZED.value, facts, headers, rows, report)
+
+
+def _inspect_without_report(spec: QuantizationSpec, facts: dict[str, str]) -> Inspection:
+    """What config.json alone tells: transformers' `save_pretrained` writes the model anew, and not the report."""
+    missing = f"{REPORT_NAME} is not there (save_pretrained leaves it out): no origin, no errors of the weights"
+    rows = [
+        [
+            name.removeprefix("model.layers."),
+            f"{layer.out_features} x {layer.in_features}",
+            f"W{spec.weight_bits}A{spec.act_bits}",
+        ]
+        for name, layer in sorted(spec.layers.items(), key=_in_model_order)
+    ]
+    headers = ["layer", "N x K", "format"]
+    return Inspection(Kind.QUANTIZED.value, facts | {"missing": missing}, headers, rows, spec.to_config())
 
 
 def _inspect_image(path: str | Path) -> Inspection:
@@ -121,7 +150,7 @@ def _inspect_image(path: str | Path) -> Inspection:
     described = describe_image(image)
     metadata = image.metadata()
     rows = [
-        [section.name, section.kind.name.lower(), f"{section.offset:,}", f"{section.length:,}"]
+        [_brief(section.name), section.kind.name.lower(), f"{section.offset:,}", f"{section.length:,}"]
         for section in image.sections
     ]
     quantization = metadata.quantization
@@ -132,6 +161,7 @@ def _inspect_image(path: str | Path) -> Inspection:
         f"{quantization.codebook_grid} grid, {quantization.outlier_mode} outliers",
         "program": f"{len(image.program())} operations",
         "file": f"{image.file_bytes:,} bytes, {len(image.sections)} sections",
+        "names": _NAMES,
     }
     return Inspection(Kind.IMAGE.value, facts, ["section", "kind", "offset (B)", "length (B)"], rows, described)
 

@@ -287,12 +287,60 @@ def test_inspect(result_of: ResultOf, done: Done, chain: Chain, kind: str) -> No
     said = done("inspect", path).stdout
     in_words = {
         "model": ["llama", "decoder blocks", "hidden size"],
-        "calibration": ["16 centroids", "self_attn.o_proj", "loss"],
+        "calibration": ["centroids", "0.self_attn.q+k+v ", "loss"],
         "quantized": ["W4A4", "SNR", "down_proj"],
-        "image": ["oasis-28nm", "program", "offset (B)"],
+        "image": ["oasis-28nm", "program", "offset (B)", " 3.self_attn.q+k+v.act_codebook "],
     }
     for words in in_words[kind]:
         assert words in said
+
+
+def test_inspect_what_transformers_saved_anew(
+    result_of: ResultOf, done: Done, refused: Callable[..., str], chain: Chain, workspace: Path
+) -> None:
+    """It has no report: what config.json tells is shown, and what is missing is said."""
+    import oasis_cli
+
+    oasis_cli.load(chain.quantized).save_pretrained(workspace / "again")
+    found = result_of("inspect", "again")
+    layers = result_of("inspect", chain.quantized)["details"]["layers"]
+    assert found["kind"] == "quantized model"
+    assert found["details"]["layers"].keys() == layers.keys()
+    said = " ".join(done("inspect", "again").stdout.split())
+    assert "0.mlp.down_proj 128 x 344 W4A4" in said
+    assert "quantization_report.json is not there (save_pretrained leaves it out)" in said
+    assert "lacks quantization_report.json" in refused("verify", "again", status=1)
+
+
+@pytest.mark.parametrize("kind", ["model", "calibration", "quantized", "image"])
+def test_inspect_breaks_no_word(done: Done, chain: Chain, kind: str) -> None:
+    """A line that begins in the middle of a name or digest has neither a first nor a last cell."""
+    lines = done("inspect", getattr(chain, kind)).stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    table = next((n for n, line in enumerate(lines) if "───" in line), None)
+    if table is not None:
+        rows = lines[table + 1 : lines.index(next(line for line in lines[table + 1 :] if not line.strip()))]
+        assert all(row.split()[-1][-1].isdigit() or row.split()[-1].endswith("%") for row in rows)
+    assert all(len(digest) == len("sha256:") + 13 for digest in re.findall(r"sha256:\S*?…", "\n".join(lines)))
+    assert not re.search(r"sha256:[0-9a-f]+(?!…|[0-9a-f])", "\n".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("count", "said"), [(60, "60 B"), (1000, "1.0 KB"), (20_224, "20.2 KB"), (99_999, "100.0 KB"), (524_288, "0.5 MB")]
+)
+def test_sizes_for_people(count: int, said: str) -> None:
+    from oasis_cli.cli.render import byte_size
+
+    assert byte_size(count) == said
+
+
+@pytest.mark.parametrize(
+    ("picojoules", "said"), [(12, "12 pJ"), (890_302, "890.30 nJ"), (2.31e6, "2.31 uJ"), (4.94e9, "4.94 mJ")]
+)
+def test_energies_for_people(picojoules: float, said: str) -> None:
+    from oasis_cli.cli.simulation_tables import energy
+
+    assert energy(picojoules) == said
 
 
 @pytest.mark.parametrize("kind", ["model", "calibration", "quantized", "image"])
