@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from oasis_cli.errors import InputError
 
 
@@ -165,24 +167,67 @@ def output_directory(
             start afresh.
 
     Raises:
-        InputError: the place is occupied, or the system refused the write.
+        InputError: the place is occupied, another process is writing it, or the system refused the write.
     """
     refuse_occupied(path, marker, overwrite)
+    absent = _absent_parents(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _sole_writer(path):
+            refuse_occupied(path, marker, overwrite)  # another run may have finished since
+            with _partial_folder(path, resumable, resume) as temporary:
+                yield temporary
+    except BaseException as error:
+        _remove_empty(absent)
+        if isinstance(error, OSError | UnwritableError):
+            raise explain(error, path) from error
+        raise
+
+
+@contextmanager
+def _sole_writer(path: Path) -> Iterator[None]:
+    """Hold the lock on writing `path`; the system releases it when the process ends, however that comes about."""
+    place = path.with_name(f".{path.name}.lock")
+    lock = FileLock(place)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise InputError(
+            f"{path}: is being written by another run{_holder(place)}; wait, or choose another --out"
+        ) from None
+    try:
+        with suppress(OSError):  # on a full disk, let what matters say so
+            place.write_text(str(os.getpid()), encoding="ascii")
+        yield
+    finally:
+        with suppress(OSError):
+            place.unlink()  # while it is held: who opened it meanwhile sees that it is gone, and does not take it
+        lock.release()
+
+
+def _holder(lock: Path) -> str:
+    """Who holds a lock, as far as its file tells."""
+    try:
+        number = lock.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+    return f" (process {number})" if number.isdigit() else ""
+
+
+@contextmanager
+def _partial_folder(path: Path, resumable: bool, resume: bool) -> Iterator[Path]:
+    """The folder under its temporary name, renamed at the end; see `output_directory` for what outlives a failure."""
     temporary = partial_name(path)
     taken_up = resume and temporary.exists()
-    absent = _absent_parents(path)
     try:
         if temporary.exists() and not resume:
             shutil.rmtree(temporary)
-        temporary.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir(exist_ok=True)
         yield temporary
         _swap(temporary, path)
     except BaseException as error:
         if not taken_up and not (resumable and isinstance(error, KeyboardInterrupt)):
             shutil.rmtree(temporary, ignore_errors=True)
-            _remove_empty(absent)
-        if isinstance(error, OSError | UnwritableError):
-            raise explain(error, path) from error
         raise
 
 

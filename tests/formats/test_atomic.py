@@ -2,6 +2,7 @@ import os
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from oasis_cli.errors import InputError
 from oasis_cli.formats.atomic import (
@@ -124,6 +125,35 @@ def test_a_read_only_parent_is_one_sentence(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(InputError, match="permission denied"), output_directory(tmp_path / "out", "mark"):
         pass
+
+
+def test_one_writer_at_a_time(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "out"
+    with output_directory(out, "mark") as folder:
+        (folder / "mark").touch()
+        before = listing(out.parent)
+        with (
+            pytest.raises(InputError, match=rf"out: is being written by another run \(process {os.getpid()}\); wait"),
+            output_directory(out, "mark"),
+        ):
+            pass
+        assert listing(out.parent) == before
+    assert listing(out.parent) == ["out"]
+
+
+def test_what_another_run_finished_meanwhile_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends between the first look at the place and the lock."""
+    acquire = FileLock.acquire
+
+    def finished_first(lock: FileLock, *args: object, **options: object) -> object:
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "mark").touch()
+        return acquire(lock, *args, **options)
+
+    monkeypatch.setattr(FileLock, "acquire", finished_first)
+    with pytest.raises(InputError, match="already holds a finished result"), output_directory(tmp_path / "out", "mark"):
+        pass
+    assert listing(tmp_path) == ["out"]
 
 
 def test_folders_made_for_an_output_go_with_it(tmp_path: Path) -> None:
