@@ -20,7 +20,8 @@ Written by `docs/generate_cli.py` from the commands' own help. To change this pa
 Each step leaves a folder that the next one reads: `calibrate`, `quantize`, `compile`, `simulate`, with `eval` at any
 point. `run` and `demo` chain them. `-q`, `-v` and `--debug` may stand before or after the name of a command.
 
-Results go to standard output, progress and messages to standard error. `--json FILE` writes the result for machines;
+Results go to standard output, progress and messages to standard error; `-q` leaves out progress, and messages but
+warnings, never results. `--json FILE` writes the result for machines;
 it opens with `command`, `tool_version` and `inputs`, the digests of what was read. With `--json -` nothing but the JSON
 goes to standard output.
 

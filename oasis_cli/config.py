@@ -21,6 +21,11 @@ STRICT = ConfigDict(extra="forbid", strict=True)
 T = TypeVar("T")
 _Location = tuple[str | int, ...]
 
+_EXPECTED = {"dataclass_type": "keys and values", "dict_type": "keys and values"} | dict.fromkeys(
+    ("list_type", "tuple_type"), "a list"
+)
+"""What pydantic calls by names of JSON or Python, by its type of error."""
+
 
 class _Loader(yaml.SafeLoader):
     """YAML 1.2 scalars: `5e8` is a number, `010` and `yes` are text (PyYAML's own 1.1 rules say otherwise)."""
@@ -62,7 +67,7 @@ def _build(node: yaml.Node, where: _Location, lines: dict[_Location, int], probl
 
 
 def _dotted(location: _Location) -> str:
-    return ".".join(str(part) for part in location) or "the top level"
+    return ".".join(str(part) for part in location)
 
 
 def _member_names(cls: Any, location: _Location) -> list[str]:
@@ -85,6 +90,7 @@ def _explain(cls: type, error: ValidationError, lines: Mapping[_Location, int]) 
         known = next((location[:end] for end in range(len(location), -1, -1) if location[:end] in lines), ())
         prefix = f"line {lines[known]}: " if known in lines else ""
         name = _dotted(location)
+        expected = _EXPECTED.get(item["type"])
         if item["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
             near = difflib.get_close_matches(str(location[-1]), _member_names(cls, location), n=1, cutoff=0.5)
             hint = f"; did you mean {near[0]}?" if near else ""
@@ -92,10 +98,12 @@ def _explain(cls: type, error: ValidationError, lines: Mapping[_Location, int]) 
         elif item["type"] in ("missing", "missing_argument"):
             phrases.append(f"{prefix}{name} is missing")
         else:
-            message = item["msg"].removeprefix("Value error, ")
+            message = f"Input should be {expected}" if expected else item["msg"].removeprefix("Value error, ")
             shown = item["type"] != "value_error" and not isinstance(item["input"], dict | list)
             got = f", got {item['input']!r}" if shown else ""
-            phrases.append(f"{prefix}{name}: {message[0].lower() + message[1:]}{got}")
+            phrase = message[0].lower() + message[1:] + got
+            # what concerns the whole file has no key and no line
+            phrases.append(f"{prefix}{name}: {phrase}" if location else phrase)
     return phrases
 
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -84,3 +85,20 @@ def test_every_example_is_here() -> None:
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example(name: str, chain: Chain, tmp_path: Path) -> None:
     CHECKS[name](chain, tmp_path)
+
+
+def test_the_demo_script_leaves_the_user_where_he_stands(tmp_path: Path) -> None:
+    """Its environment is set up in the project, paths among its arguments are the user's; stand-ins say who called."""
+    project, user = tmp_path / "the project", tmp_path / "user"
+    for folder in (project / "examples", project / ".venv" / "bin", user):
+        folder.mkdir(parents=True)
+    shutil.copy(FOLDER / "demo.sh", project / "examples")
+    for name in ("python", "oasis"):
+        script = project / ".venv" / "bin" / name
+        script.write_text(f'#!/bin/sh\necho "{name} in $(pwd): $*"\n')
+        script.chmod(0o755)
+    command = ["bash", "../the project/examples/demo.sh", "--tiny", "--out", "mine"]
+    said = subprocess.run(command, cwd=user, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
+    assert said[0].startswith(f"python in {user}: -m pip install ")
+    assert said[0].endswith(f"--editable {project}")
+    assert said[1] == f"oasis in {user}: demo --tiny --out mine"

@@ -54,6 +54,7 @@ def command(
     Without --dataset the text is the documentation that comes with Python.
     """
     from oasis_cli.calibration import calibrate
+    from oasis_cli.formats.manifest import short_digest
     from oasis_cli.models.checkpoint import open_checkpoint
     from oasis_cli.models.device import resolve_device
     from oasis_cli.pipeline.recipe import stage_settings
@@ -74,11 +75,12 @@ def command(
         f"Calibration of {checkpoint.name}",
         {
             "folder": str(result.folder),
-            "text": f"{result.data} ({result.data_digest[:19]}…)",
+            "text": f"{result.data} ({short_digest(result.data_digest)})",
             "tokens": f"{result.tokens:,} in {options.samples} sequences",
             "loss": f"{result.loss:.4f} nats a token",
             "sites": str(result.sites),
-            "K-Means": f"{result.clusterings} clusterings; faiss missed the optimum in {result.optimum_won}",
+            "K-Means": f"faiss missed the optimum in {result.optimum_won} of {result.clusterings} clusterings"
+            + ("; the exact optimum was used" if result.optimum_won else ""),
             "time": f"{result.seconds:.1f} s",
         },
     )

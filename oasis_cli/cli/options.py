@@ -16,6 +16,7 @@ T = TypeVar("T")
 _DEBUG: Final = "oasis.debug"
 _QUIET: Final = "oasis.quiet"
 _JSON: Final = "oasis.json"
+_MOST_THREADS: Final = 1024
 
 
 class UserPath(click.Path):
@@ -61,7 +62,14 @@ def common_options(command: F) -> F:
         click.option(
             "-v", "--verbose", is_flag=True, expose_value=False, callback=_set_level(logging.DEBUG), help="Log details."
         ),
-        click.option("-q", "--quiet", is_flag=True, expose_value=False, callback=_quiet, help="Show warnings only."),
+        click.option(
+            "-q",
+            "--quiet",
+            is_flag=True,
+            expose_value=False,
+            callback=_quiet,
+            help="Results and warnings only.",
+        ),
     ):
         command = decorator(command)
     _configure_logging()
@@ -153,4 +161,6 @@ overwrite_option = click.option("--overwrite", is_flag=True, help="Replace an ea
 device_option = click.option(
     "--device", default="auto", show_default=True, metavar="NAME", help="cpu, cuda, cuda:1, mps, or auto."
 )
-threads_option = click.option("--threads", type=click.IntRange(min=1), help="CPU threads.  [default: all cores]")
+threads_option = click.option(
+    "--threads", type=click.IntRange(1, _MOST_THREADS), help="CPU threads.  [default: all cores]"
+)

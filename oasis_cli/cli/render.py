@@ -131,7 +131,7 @@ def head(command: str, inputs: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _stdout_taken() -> bool:
-    return json_target() == "-" or quiet_wanted()
+    return json_target() == "-"
 
 
 def _console() -> Console:

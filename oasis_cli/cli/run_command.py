@@ -10,6 +10,14 @@ from oasis_cli.cli.run_tables import show_run
 from oasis_cli.paths import user_path
 
 
+def _changes(ctx: click.Context, param: click.Parameter, changes: tuple[str, ...]) -> tuple[str, ...]:
+    for change in changes:
+        key, equals, _ = change.partition("=")
+        if not key or not equals:
+            raise click.UsageError(f"--set {change}: expected key=value, as in quantize.act_bits=3", ctx)
+    return changes
+
+
 @click.command(
     name="run",
     epilog="Example: oasis run w4a4 --model ./SmolLM2-135M --out runs/smol --set calibrate.samples=4",
@@ -17,7 +25,14 @@ from oasis_cli.paths import user_path
 @click.argument("recipe")
 @click.option("--model", metavar="MODEL", help="Folder, GGUF file or hub id.  [default: the recipe's]")
 @click.option("--out", type=UserPath(), metavar="DIR", help="Folder for all artifacts.")
-@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a key of the recipe; repeatable.")
+@click.option(
+    "--set",
+    "changes",
+    multiple=True,
+    metavar="KEY=VALUE",
+    callback=_changes,
+    help="Change a key of the recipe; repeatable.",
+)
 @device_option
 @threads_option
 @json_option

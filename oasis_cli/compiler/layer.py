@@ -72,7 +72,8 @@ def read_tables(source: QuantizedFolder, name: str, bias: bool) -> LayerTables:
     except ValueError as error:
         raise InputError(f"{source.where(f'{name}.codebook_steps')} does not fit the codebooks; {CURE}") from error
     if not lut.entries.isfinite().all():
-        raise InputError(f"{source.where(f'{name}.weight_codebook')}: products beyond float16; {CURE}")
+        where = source.where(f"{name}.weight_codebook")
+        raise InputError(f"{where}: products beyond float16; {CURE} with --codebook-grid int8")
     site = SiteTables(act.centroids, boundaries(act.centroids), _thresholds(source, name))
     return LayerTables(weight.centroids, lut, site)
 

@@ -270,6 +270,8 @@ def check_folder(image: Image, folder: Path) -> None:
     if not is_as_written(folder / MAP_NAME, describe_image(image)):
         raise InputError(f"{folder / MAP_NAME}: does not describe {IMAGE_NAME}; {CURE}")
     for name, digest in image.metadata().files.items():
+        if not (folder / name).is_file():
+            raise InputError(f"{folder / name}: not found; {CURE}")
         if digest_file(folder / name) != digest:
             raise InputError(f"{folder / name}: differs from the file that was compiled; {CURE}")
 

@@ -32,5 +32,5 @@ def find_file(name: str | Path, folder: Path, kind: str) -> Path:
     near = difflib.get_close_matches(str(name).lower(), names, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]}? " if near else ""
     raise InputError(
-        f"{kind} {str(name)!r} is not known; {hint}Use one of {', '.join(names)}, or the path of a YAML file"
+        f"{kind} {str(name)!r} is not known; {hint}use one of {', '.join(names)}, or the path of a YAML file"
     )

@@ -77,7 +77,8 @@ def channel_scales(weight: Tensor, name: str) -> Tensor:
         raise InputError(f"{name}: holds a value that is not finite; the checkpoint is damaged")
     largest = weight.abs().amax(dim=1)
     if float(largest.max()) > _LARGEST_HALF:
-        raise InputError(f"{name}: weights up to {float(largest.max()):.3g} do not fit a float16 scale")
+        found = f"{name}: weights up to {float(largest.max()):.3g} do not fit a float16 scale"
+        raise InputError(f"{found}; normalise the model's weights")
     return largest.half()
 
 

@@ -46,7 +46,7 @@ def test_json_to_a_pipe_by_name(process: Process, target: str) -> None:
     if not Path(target).exists():
         pytest.skip(f"no {target} on this system")
     found = process("-q", "simulate", "--shape", "llama-2-7b", "--decode", 4, "--json", target)
-    assert json.loads(found.stdout)["command"] == "simulate", found.stderr
+    assert json.loads(found.stdout[found.stdout.index("{") :])["command"] == "simulate", found.stderr
 
 
 @pytest.mark.parametrize("options", [[], ["--json", "-"]])

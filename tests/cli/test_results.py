@@ -49,14 +49,15 @@ def call(chain: Chain, stages: dict[str, tuple[object, ...]], workspace: Path) -
 def test_every_command_says_the_same_in_three_ways(
     done: Done, call: Callable[..., Any], workspace: Path, name: str
 ) -> None:
-    """JSON alone on standard output, tables alone, and with -q nothing but the JSON in its file."""
+    """JSON alone on standard output; tables alone; with -q tables too, and no word on standard error."""
     again = {"calibrate": ["--resume"], "quantize": ["--resume"], "compile": ["--overwrite"]}.get(name, [])
     shown = done(*call(name)).stdout
     assert shown.strip()
     assert max(map(len, shown.splitlines())) <= 80
     piped = done(*call(name), *again, "--json", "-").stdout
     quiet = done(*call(name), *again, "-q", "--json", "result.json")
-    assert quiet.stdout == ""
+    assert [line.split()[:1] for line in quiet.stdout.splitlines()] == [line.split()[:1] for line in shown.splitlines()]
+    assert quiet.stderr == ""
     first, second = json.loads(piped), json.loads((workspace / "result.json").read_text())
     assert list(first)[:3] == ["command", "tool_version", "inputs"]
     assert first["command"] == name.split()[0]
@@ -71,9 +72,17 @@ def without_seconds(value: Any) -> Any:
     return value
 
 
-def test_tables_go_nowhere_without_a_reader(done: Done, chain: Chain) -> None:
-    result = done("inspect", chain.quantized, "-q")
-    assert (result.stdout, result.stderr) == ("", "")
+def test_json_makes_the_folders_that_its_file_lies_in(done: Done, chain: Chain, workspace: Path) -> None:
+    shown = done("inspect", chain.calibration, "--json", "new/deep/result.json").stdout
+    assert "nats a token" in shown
+    assert json.loads((workspace / "new" / "deep" / "result.json").read_text())["kind"] == "calibration"
+
+
+def test_calibrate_says_what_became_of_what_faiss_missed(done: Done, chain: Chain, workspace: Path) -> None:
+    said = " ".join(done("calibrate", chain.model, "--samples", 1, "--seqlen", 32, "--out", "out").stdout.split())
+    found = re.search(r"faiss missed the optimum in (\d+) of 64 clusterings(; the exact optimum was used)?", said)
+    assert found is not None, said
+    assert bool(found[2]) == (found[1] != "0")
 
 
 def test_calibrate(result_of: ResultOf, chain: Chain, workspace: Path) -> None:

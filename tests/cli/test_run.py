@@ -1,6 +1,7 @@
 """`oasis run` and `oasis demo`: the chain from one recipe, taken up where it is, and said in a table."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -146,8 +147,12 @@ def test_the_demo_ends_with_its_table_and_says_that_it_is_a_toy(demo: tuple[Path
         "simulated speed, batch 1",
         "Bit-true run of the image (counted)",
         "0 differ; 0 outlier marks differ",
+        "bit-true    its perplexity is of another, shorter window (128 tokens)",
     ):
         assert words in result.stdout
+    # whole, and on a line of its own
+    assert re.search(r"^  sha256:[0-9a-f]{64}$", result.stdout, flags=re.MULTILINE)
+    assert "to be expected" not in result.stdout  # that is said of SmolLM2, with the paper's method
     assert "toy" in result.stdout.splitlines()[-2] + result.stdout.splitlines()[-1]
     assert "do not quote them" in " ".join(result.stdout.split())
     assert max(map(len, result.stdout.splitlines())) <= 80

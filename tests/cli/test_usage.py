@@ -35,8 +35,12 @@ Refused = Callable[..., str]
         (["run"], "Missing argument 'RECIPE'"),
         (["run", "w4a4"], "name the model and the place: --model and --out"),
         (["run", "w4a4", "--model", "m"], "--out"),
+        (["run", "w4a4", "--set", "foo"], "--set foo: expected key=value, as in quantize.act_bits=3"),
+        (["run", "w4a4", "--set", "=3"], "--set =3: expected key=value"),
         (["demo", "--tiny", "--model", "m"], "--tiny and --model exclude each other"),
         (["calibrate", "m", "--out", "o", "--threads", "0"], "--threads"),
+        (["calibrate", "m", "--out", "o", "--threads", "1000000000"], "--threads"),
+        (["eval", "m", "--threads", "1025"], "1025 is not in the range 1<=x<=1024"),
     ],
 )
 def test_wrong_calls(refused: Refused, args: list[str], said: str) -> None:
@@ -107,3 +111,15 @@ def test_impossible_evaluation_settings(refused: Refused, options: list[str]) ->
 def test_a_device_that_is_not_there(refused: Refused, chain: Chain, name: str) -> None:
     assert f"--device {name}: not to be had" in refused("eval", chain.model, "--device", name)
     assert "take cpu or auto" in refused("calibrate", chain.model, "--out", "o", "--device", name)
+
+
+def test_more_than_there_can_be(refused: Refused, chain: Chain) -> None:
+    """Nothing is allocated for it first."""
+    many = 10**12
+    calibrate = ("calibrate", chain.model, "--out", "o", "--seqlen", 64)
+    assert "fewer samples or" in refused(*calibrate, "--samples", many)
+    assert "seed: " in refused(*calibrate, "--samples", 1, "--seed", many**3)
+    assert "512 positions" in refused("calibrate", chain.model, "--out", "o", "--seqlen", many)
+    assert "512 positions" in refused("eval", chain.model, "--seqlen", many)
+    assert "512 positions" in refused("simulate", chain.image, "--decode", many)
+    assert "512 positions" in refused("simulate", chain.image, "--functional", "--seqlen", many)

@@ -65,13 +65,18 @@ def test_every_file_of_a_calibration(
     done("verify", folder)
 
 
-def test_every_file_of_an_image(finds_all: Callable[..., None], done: Done, chain: Chain, copy_of: Copy) -> None:
+def test_every_file_of_an_image(
+    finds_all: Callable[..., None], refused: Refused, done: Done, chain: Chain, copy_of: Copy
+) -> None:
     folder = copy_of(chain.image)
     finds_all(folder, "model.oimg", flips=40, cuts=6)
     finds_all(folder, "image.json", flips=20)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         finds_all(folder, name, flips=4)
     done("verify", folder)
+    (folder / "tokenizer.json").unlink()
+    assert "copy/tokenizer.json: not found; run oasis compile again" in refused("verify", folder, status=1)
+    assert "no tokenizer files; copy tokenizer.json of the model" in refused("eval", folder, "--seqlen", 64)
 
 
 def test_every_bit_of_an_images_header(refused: Refused, done: Done, chain: Chain, copy_of: Copy) -> None:

@@ -1,5 +1,6 @@
 """Targets: Table II as data, what follows from it, and the refusal of impossible chips."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -129,3 +130,12 @@ def test_all_mistakes_are_listed_at_once(tmp_path: Path, paper_text: str) -> Non
 def test_a_replaced_target_is_checked_too(paper_target: Target) -> None:
     with pytest.raises(ValidationError, match="power of two"):
         replace(paper_target.pe_line, mac_tree_inputs=12)
+
+
+def test_a_fault_between_keys_is_said_without_a_place(tmp_path: Path, paper_text: str) -> None:
+    """It has no line; the keys that it is between are in the sentence."""
+    path = tmp_path / "small.yaml"
+    text = re.sub(r"output_buffer_bytes: \d+", "output_buffer_bytes: 8", paper_text)
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=r"small\.yaml: chip\.output_buffer_bytes: 8 bytes are less than"):
+        load_target(path)

@@ -13,6 +13,11 @@ def test_scales_are_the_largest_magnitudes_in_float16() -> None:
     assert channel_scales(weight, "w").tolist() == [float(np.float16(0.3)), 0.0, 2.0]
 
 
+def test_weights_beyond_float16_are_refused_with_the_cure() -> None:
+    with pytest.raises(InputError, match=r"^w: weights up to 7e\+04 do not fit .*; normalise the model's weights$"):
+        channel_scales(torch.tensor([[7e4, 1.0]]), "w")
+
+
 @pytest.mark.parametrize("grid", ["int8", "fp16"])
 def test_by_hand(grid: str) -> None:
     """Two channels, scales 4 and 1; W / s_n takes the values -1, -0.5, 0.5 and 1, which four centroids hold exactly."""
