@@ -22,6 +22,7 @@ from oasis_cli.simulator.report import KindReport, LayerReport, PhaseReport, Sim
 
 __all__ = ["Gemm", "GemmTiming", "simulate", "time_gemm"]
 
+_MOST_STEPS = 10_000_000
 _BLOCK_NUMBER = re.compile(r"\.\d+\.")
 
 
@@ -77,6 +78,8 @@ def _check(shape: ModelShape, batch: int, prefill: int, decode: int) -> None:
         raise InputError(
             f"prefill + decode = {prefill + decode}: {shape.name} has {shape.max_positions} positions; ask for fewer"
         )
+    if decode > _MOST_STEPS:  # every step has its place in an array
+        raise InputError(f"decode = {decode}: at most {_MOST_STEPS:,} steps can be timed; ask for fewer")
 
 
 def _alike(op: Operation) -> Operation:

@@ -109,8 +109,8 @@ def test_what_is_no_quantized_folder(refused: Refused, chain: Chain) -> None:
         "compile", chain.model, "--out", "new/o"
     )
     assert "missing: not a folder" in refused("compile", "missing", "--out", "new/o")
-    for folder in (chain.calibration, chain.image):
-        assert "no config.json" in refused("compile", folder, "--out", "new/o")
+    assert "no config.json" in refused("compile", chain.calibration, "--out", "new/o")
+    assert "no weights" in refused("compile", chain.image, "--out", "new/o")
 
 
 def test_a_quantized_folder_that_is_damaged(refused: Refused, chain: Chain, copy_of: Copy) -> None:

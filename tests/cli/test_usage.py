@@ -1,6 +1,7 @@
 """Commands called wrongly: status 2, one line that names the option as it was typed."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -123,3 +124,11 @@ def test_more_than_there_can_be(refused: Refused, chain: Chain) -> None:
     assert "512 positions" in refused("eval", chain.model, "--seqlen", many)
     assert "512 positions" in refused("simulate", chain.image, "--decode", many)
     assert "512 positions" in refused("simulate", chain.image, "--functional", "--seqlen", many)
+
+
+def test_more_steps_than_memory_holds(refused: Refused, workspace: Path) -> None:
+    """Of a shape whose positions go on for ever."""
+    shape = "hidden: 64, intermediate: 128, blocks: 1, heads: 1, kv_heads: 1, head_dim: 64, vocab: 100"
+    (workspace / "endless.yaml").write_text(f"{{name: endless, {shape}, tied: true, max_positions: {10**13}}}\n")
+    line = refused("simulate", "--shape", "endless.yaml", "--decode", 10**12)
+    assert "at most 10,000,000 steps can be timed; ask for fewer" in line
