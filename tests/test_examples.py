@@ -102,3 +102,7 @@ def test_the_demo_script_leaves_the_user_where_he_stands(tmp_path: Path) -> None
     assert said[0].startswith(f"python in {user}: -m pip install ")
     assert said[0].endswith(f"--editable {project}")
     assert said[1] == f"oasis in {user}: demo --tiny --out mine"
+    # with CDPATH, cd prints where it went
+    call, searched = ["bash", "the project/examples/demo.sh"], os.environ | {"CDPATH": str(tmp_path)}
+    again = subprocess.run(call, cwd=tmp_path, env=searched, capture_output=True, text=True, timeout=60, check=True)
+    assert again.stdout.splitlines()[1] == f"oasis in {tmp_path}: demo"

@@ -187,6 +187,19 @@ def test_a_tokenizer_that_is_missing_or_damaged(refused: Refused, chain: Chain, 
     assert "no tokenizer files" in refused("simulate", image, "--decode", 4, "--functional", "--seqlen", 64)
 
 
+def test_weights_beyond_float16(
+    refused: Refused, done: Callable[..., object], one_block: Path, copy_of: Copy, workspace: Path
+) -> None:
+    model = copy_of(one_block)
+    tensors = load_file(model / WEIGHTS)
+    name = next(name for name in tensors if name.endswith("down_proj.weight"))
+    tensors[name][0, 0] = 1e5
+    save_file(tensors, model / WEIGHTS, {"format": "pt"})
+    done("calibrate", model, "--samples", 1, "--seqlen", 64, "--out", "c")
+    line = refused("quantize", model, "--calibration", "c", "--out", "q")
+    assert f"{name}: weights up to 1e+05 do not fit a float16 scale; normalise the model's weights" in line
+
+
 def test_a_calibration_is_no_model(refused: Refused, chain: Chain, workspace: Path) -> None:
     assert "a calibration yields no logits" in refused("eval", chain.calibration)
     shutil.copy(chain.calibration / "calibration.safetensors", workspace)

@@ -159,6 +159,17 @@ def test_the_demo_ends_with_its_table_and_says_that_it_is_a_toy(demo: tuple[Path
     assert {path.name for path in folder.iterdir()} > {"calibration", "quantized", "image", "run.json"}
 
 
+def test_the_demo_of_the_real_model_says_what_rise_to_expect(
+    done: Done, one_block: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One block of the toy stands in for what would be fetched."""
+    monkeypatch.setattr("oasis_cli.pipeline.demo.fetch_smollm2", lambda progress: one_block)
+    monkeypatch.setattr("oasis_cli.pipeline.demo.find_recipe", lambda name: shipped_recipes()["demo-tiny"])
+    said = " ".join(done("demo").stdout.split())
+    assert "rise about twice the perplexity is to be expected of the paper's W4A4 on so small a model" in said
+    assert "toy" not in said
+
+
 def test_the_demos_result(demo: tuple[Path, Result]) -> None:
     found = json.loads((demo[0].parent / "result.json").read_text())
     assert (found["command"], found["toy"]) == ("demo", True)
