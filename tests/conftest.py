@@ -43,7 +43,7 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Chain:
     found = Chain(tiny_model_folder(), folder / "calibration", folder / "quantized", folder / "image")
     for args in (
         ("calibrate", found.model, "--out", found.calibration, "--samples", 4, "--seqlen", 128),
-        ("quantize", found.model, "--calibration", found.calibration, "--out", found.quantized),
+        ("quantize", found.model, "--calibration", found.calibration, "--method", "oasis", "--out", found.quantized),
         ("compile", found.quantized, "--out", found.image),
     ):
         result = run_cli(*args)

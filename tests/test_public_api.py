@@ -24,7 +24,7 @@ def test_the_chain_with_paths_as_text(chain: Chain, tmp_path: Path, monkeypatch:
     checkpoint = oasis_cli.open_checkpoint(str(chain.model))
     oasis_cli.calibrate(checkpoint, "calibration", CalibrationSettings(samples=1, seqlen=64))
     assert oasis_cli.read_calibration("calibration").recipe["samples"] == 1
-    quantized = oasis_cli.quantize(checkpoint, "~/quantized", "~/calibration", QuantizationSettings())
+    quantized = oasis_cli.quantize(checkpoint, "~/quantized", "~/calibration", QuantizationSettings(method="oasis"))
     assert quantized.folder == tmp_path / "quantized"
     compiled = oasis_cli.compile_model("quantized", "image", "oasis-28nm")
     assert compiled.image == Path("image/model.oimg")

@@ -22,7 +22,15 @@ from oasis_cli.data.text import load_text
 from oasis_cli.data.windows import Windows, calibration_windows, refuse_beyond
 from oasis_cli.errors import InputError
 from oasis_cli.formats.atomic import is_finished, output_directory
-from oasis_cli.formats.calibration import BITS, KIND, MANIFEST_NAME, SCHEMA_VERSION, TENSORS_NAME, SiteCalibration
+from oasis_cli.formats.calibration import (
+    BITS,
+    KIND,
+    MANIFEST_NAME,
+    SCHEMA_VERSION,
+    TENSORS_NAME,
+    TOKENS,
+    SiteCalibration,
+)
 from oasis_cli.formats.calibration import site_tensors as tensors_of
 from oasis_cli.formats.manifest import (
     digest_bytes,
@@ -57,7 +65,7 @@ class CalibrationSettings:
         seqlen: tokens of each sequence.
         seed: of the draw of sequences and of K-Means.
         outlier_fraction: outliers a side, as a share of a token's K values; they are left out of the clustering.
-        scale_kind: the token scale s_t.
+        scale_kind: the token scale s_t of the codebooks; method oasis-plus finds codebooks of its own.
     """
 
     dataset: str | None = None
@@ -163,7 +171,7 @@ def calibrate(
         run = digest_bytes(json.dumps(block, sort_keys=True).encode())
         statistics, loss = _pass_tokens(model, sites, windows, options, folder / _STATE_NAME, run, progress)
         calibrations, clusterings = _cluster_sites(sites, statistics, options.seed, progress)
-        save_tensors(folder / TENSORS_NAME, _sorted_tensors(calibrations))
+        save_tensors(folder / TENSORS_NAME, _sorted_tensors(calibrations, windows.tokens))
         (folder / _STATE_NAME).unlink(missing_ok=True)
         block |= {
             "model": checkpoint.name,
@@ -257,8 +265,9 @@ def _cluster_sites(
     return calibrations, clusterings
 
 
-def _sorted_tensors(calibrations: dict[str, SiteCalibration]) -> dict[str, Tensor]:
+def _sorted_tensors(calibrations: dict[str, SiteCalibration], tokens: Tensor) -> dict[str, Tensor]:
     tensors = {key: value for name, site in calibrations.items() for key, value in tensors_of(name, site).items()}
+    tensors[TOKENS] = tokens.int()
     return {key: tensors[key].contiguous() for key in sorted(tensors)}
 
 

@@ -31,7 +31,11 @@ from oasis_cli.cli.render import emit_json, head, progress_bars, show_pairs
 @click.option("--seqlen", type=int, help="Tokens in each.  [default: 2048]")
 @click.option("--seed", type=int, help="Of the draw and of K-Means.  [default: 0]")
 @click.option("--outliers", "outlier_fraction", type=float, help="Outliers a side, as a share.  [default: 0.005]")
-@click.option("--scale-kind", metavar="KIND", help="absmax, rms, mean_abs or inlier_absmax.  [default: absmax]")
+@click.option(
+    "--scale-kind",
+    metavar="KIND",
+    help="Token scale, for methods oasis and oasis-s: absmax, rms, mean_abs, inlier_absmax.  [default: absmax]",
+)
 @device_option
 @threads_option
 @resume_option

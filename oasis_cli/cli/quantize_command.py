@@ -1,5 +1,6 @@
 """`oasis quantize`."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +22,20 @@ from oasis_cli.cli.render import emit_json, head, megabytes, progress_bars, show
 
 @click.command(
     name="quantize",
-    epilog="Example: oasis quantize ./SmolLM2-135M --calibration calibration --method oasis --out quantized",
+    epilog="Example: oasis quantize ./SmolLM2-135M --calibration calibration --out quantized",
 )
 @click.argument("model")
 @out_option
 @click.option("--calibration", type=UserPath(), required=True, metavar="DIR", help="Of this very model.")
 @click.option("--recipe", type=UserPath(), metavar="FILE", help="Take settings from a recipe.")
-@click.option("--method", metavar="NAME", help="oasis (dynamic outliers) or oasis-s (static).  [default: oasis]")
+@click.option("--method", metavar="NAME", help="oasis-plus, oasis or oasis-s.  [default: oasis-plus]")
 @click.option("--weight-bits", type=int, help="Bits of weight indices, 1 to 4.  [default: 4]")
 @click.option("--act-bits", type=int, help="Bits of activation indices, 1 to 4.  [default: 4]")
 @click.option("--outliers", "outlier_fraction", type=float, help="Outliers a side.  [default: as calibrated]")
 @click.option("--codebook-grid", metavar="GRID", help="int8 (exact LUTs) or fp16.  [default: int8]")
+@click.option("--scale-kind", metavar="KIND", help="Token scale, of oasis-plus.  [default: mean_abs]")
+@click.option("--feedback-samples", type=int, help="Sequences that guide weights, of oasis-plus.  [default: 8]")
+@click.option("--tune-epochs", type=float, help="Passes of tuning by gradient, of oasis-plus.  [default: 1]")
 @click.option("--seed", type=int, help="Of K-Means.  [default: 0]")
 @device_option
 @threads_option
@@ -52,7 +56,9 @@ def command(
 ) -> None:
     """Turn the weights of MODEL's linear layers into indices, codebooks and scales.
 
-    The result is a Hugging Face folder; embeddings, norms, biases and the output head stay as they are.
+    The result is a Hugging Face folder; embeddings, biases and the output head stay as they are. Methods oasis and
+    oasis-s are the paper's and take seconds. oasis-plus, in the very same format, chooses numbers for what the model
+    gives out, and tunes scales, codebooks and norms: minutes for 135M parameters, and a third of the loss or less.
     """
     from oasis_cli.models.checkpoint import open_checkpoint
     from oasis_cli.models.device import resolve_device
@@ -80,6 +86,7 @@ def command(
             "their size": f"{megabytes(result.bytes_before)} at 16 bits -> {megabytes(result.bytes_after)}",
             "left as it is": megabytes(result.bytes_other),
             "weight error": f"{result.relative_error:.3%} of the weights' squares",
+            **_tuned(result.tuning),
             "time": f"{result.seconds:.1f} s",
         },
     )
@@ -87,5 +94,13 @@ def command(
         head("quantize", {"model": result.model_digest})
         | {"folder": str(result.folder), "layers": result.layers, "relative_error": result.relative_error}
         | {"bytes": {"before": result.bytes_before, "after": result.bytes_after, "other": result.bytes_other}}
-        | {"seconds": result.seconds}
+        | {"tuning": result.tuning, "seconds": result.seconds}
     )
+
+
+def _tuned(report: Mapping[str, Any] | None) -> dict[str, str]:
+    """A line on tuning, where there was any."""
+    if report is None:
+        return {}
+    first, last = report["divergence_before"], report["divergence_after"]
+    return {"tuning": f"{report['steps']} steps, KL from the original {first:.4f} -> {last:.4f} nats"}

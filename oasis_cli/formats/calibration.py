@@ -7,6 +7,10 @@ For every site S the tensors file holds
     S/thresholds           float32 [2]: lower and upper static outlier threshold, in the units of x
     S/second_moments       float32 [K]: mean of x**2 of every input channel
 
+beside
+
+    tokens                 int32 [samples, seqlen]: the sequences themselves, for methods that pass them again
+
 and the manifest says from which model, text and settings, with statistics of every site.
 """
 
@@ -29,6 +33,7 @@ KIND: Final = "calibration"
 SCHEMA_VERSION: Final = 1
 MANIFEST_NAME: Final = "calibration.json"
 TENSORS_NAME: Final = "calibration.safetensors"
+TOKENS: Final = "tokens"
 BITS: Final = (1, 2, 3, 4)
 
 
@@ -64,11 +69,13 @@ class Calibration:
         manifest: the whole of `calibration.json`.
         sites: by name, in the order of the manifest, which is the alphabet's.
         digest: SHA-256 of the tensors file.
+        tokens: the sequences, int64 [samples, seqlen].
     """
 
     manifest: Mapping[str, Any]
     sites: Mapping[str, SiteCalibration]
     digest: str
+    tokens: Tensor
 
     @property
     def model_digest(self) -> str:
@@ -114,9 +121,10 @@ def read_calibration(folder: str | Path) -> Calibration:
         tensors = load_file(path)
         sites = {name: _read_site(name, entry, tensors) for name, entry in manifest["sites"].items()}
         manifest["created_from"]["model"], manifest["recipe"]["outlier_fraction"]
+        tokens = tensors[TOKENS].long()
     except (SafetensorError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{folder}: damaged ({error}); {again}") from None
-    return Calibration(manifest, sites, digest)
+    return Calibration(manifest, sites, digest, tokens)
 
 
 def _read_site(name: str, entry: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> SiteCalibration:

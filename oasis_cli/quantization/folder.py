@@ -7,17 +7,22 @@ from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from oasis_cli.errors import InputError
 from oasis_cli.formats.atomic import write_text
 from oasis_cli.formats.manifest import digest_file, read_json, write_json, write_sealed
+from oasis_cli.formats.packing import unpack_indices
 from oasis_cli.formats.quantized import REPORT_NAME, LayerSpec, QuantizationSpec
 from oasis_cli.formats.tensors import save_tensors
 from oasis_cli.models.checkpoint import Checkpoint
 from oasis_cli.models.sites import decoder_blocks
-from oasis_cli.quantization.kmeans_weights import WeightReport
+from oasis_cli.numerics.codebook import Codebook
+from oasis_cli.numerics.gemm import QuantizedWeight
+from oasis_cli.quantization.kmeans_weights import to_decibels
+from oasis_cli.quantization.methods import StoredLayer
 from oasis_cli.quantization.model_card import model_card
 from oasis_cli.runtime.folder_files import MODELING_FILE, auto_map, modeling_source
 
@@ -34,6 +39,11 @@ _COPIED: Final = (
     "chat_template.jinja",
 )
 _HALF_BYTES: Final = 2
+
+
+def block_of(number: int) -> int:
+    """The decoder block whose layers file `number` holds; that of file 1 does not exist."""
+    return number - 2
 
 
 class BlockFiles:
@@ -63,7 +73,7 @@ class BlockFiles:
         inside = f"{self._prefix}."
         if number == 1:
             return tuple(name for name in names if not name.startswith(inside))
-        return tuple(name for name in names if name.startswith(f"{inside}{number - 2}."))
+        return tuple(name for name in names if name.startswith(f"{inside}{block_of(number)}."))
 
     def blocks(self) -> Iterator[tuple[int, tuple[str, ...]]]:
         """Every file's number and the quantized layers in it."""
@@ -87,13 +97,33 @@ class BlockFiles:
         self._note(number, sizes, kept["layers"])
         return True
 
-    def write_block(self, number: int, layers: Mapping[str, tuple[Mapping[str, Tensor], WeightReport]]) -> None:
+    def read_layers(self, number: int) -> dict[str, StoredLayer]:
+        """The quantized layers of a finished file, by name."""
+        tensors = load_file(self._path(number))
+        return {
+            name: _read_layer(name, tensors, self._spec.layers[name].in_features)
+            for name in self._members(number, self._spec.layers)
+        }
+
+    def replace(self, number: int, tensors: Mapping[str, Tensor]) -> None:
+        """Put other tensors in the place of a finished file's; done twice it changes nothing more."""
+        before = load_file(self._path(number))
+        after = {name: tensors.get(name, tensor) for name, tensor in before.items()}
+        save_tensors(self._path(number), after, {"format": "pt"})
+        for name in self._members(number, self._spec.layers):
+            weight = self._model.get_submodule(name).weight.detach().float().cpu()
+            found = _read_layer(name, after, self._spec.layers[name].in_features).weight.dequantize()
+            error, signal = float((weight - found).double().square().sum()), float(weight.double().square().sum())
+            relative = error / signal if signal else 0.0
+            self.reports[name] |= {"relative_error": relative, "snr_db": to_decibels(relative)}
+
+    def write_block(self, number: int, layers: Mapping[str, tuple[Mapping[str, Tensor], Mapping[str, Any]]]) -> None:
         """Write one file: the block's quantized layers and its tensors that stay as they are."""
         tensors = {name: self._kept[name] for name in self._members(number, self._kept)}
         reports = {}
         for layer, (found, report) in layers.items():
             tensors.update(found)
-            reports[layer] = report.to_json() | self._describe(layer, found)
+            reports[layer] = dict(report) | self._describe(layer, found)
         ordered = {name: tensors[name].detach().contiguous() for name in sorted(tensors)}
         self._sidecar(number).unlink(missing_ok=True)
         save_tensors(self._path(number), ordered, {"format": "pt"})
@@ -136,7 +166,15 @@ class BlockFiles:
         energy = {name: r["relative_error"] * _square_sum(self._model, name) for name, r in self.reports.items()}
         signal = sum(_square_sum(self._model, name) for name in self.reports)
         relative = sum(energy.values()) / signal if signal else 0.0
-        return {"layers": self.reports, "totals": self._sizes | {"relative_error": relative}}
+        sites = {r["site"]: {"grid_cost": r["site_grid_cost"]} for r in self.reports.values()}
+        return {"layers": self.reports, "sites": sites, "totals": self._sizes | {"relative_error": relative}}
+
+
+def _read_layer(name: str, tensors: Mapping[str, Tensor], K: int) -> StoredLayer:
+    weight_step, act_step = tensors[f"{name}.codebook_steps"].tolist()
+    codebook = Codebook(tensors[f"{name}.weight_codebook"], weight_step)
+    weight = QuantizedWeight(unpack_indices(tensors[f"{name}.weight"], K), codebook, tensors[f"{name}.weight_scale"])
+    return StoredLayer(weight, Codebook(tensors[f"{name}.act_codebook"], act_step))
 
 
 def _square_sum(model: PreTrainedModel, layer: str) -> float:

@@ -1,5 +1,6 @@
 """The paper's weights (§III-A): one K-Means codebook a matrix, one scale an output channel."""
 
+import math
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,11 @@ from oasis_cli.numerics.kmeans import Line, cluster
 _LARGEST_HALF = 65504.0
 
 
+def to_decibels(relative_error: float) -> float | None:
+    """The signal-to-noise ratio of a relative squared error, in dB; None without noise."""
+    return -10 * math.log10(relative_error) if relative_error else None
+
+
 @dataclass(frozen=True)
 class WeightReport:
     """How well a matrix was kept.
@@ -29,6 +35,8 @@ class WeightReport:
         grid_cost: error on the grid over `kmeans_error`, less 1.
         zero_channels: output channels whose scale is 0.
         seconds: time taken.
+        output_error: squared error of the layer's output over its square, on calibration tokens; None where the method
+            does not look at it.
     """
 
     relative_error: float
@@ -38,13 +46,12 @@ class WeightReport:
     grid_cost: float
     zero_channels: int
     seconds: float
+    output_error: float | None = None
 
     @property
     def snr_db(self) -> float | None:
         """Signal-to-noise ratio in dB; None without noise."""
-        if self.relative_error == 0:
-            return None
-        return float(-10 * torch.tensor(self.relative_error, dtype=torch.float64).log10())
+        return to_decibels(self.relative_error)
 
     def to_json(self) -> dict[str, Any]:
         """The layer's entry in the report; a ratio that does not exist is null."""
@@ -56,8 +63,14 @@ class WeightReport:
             "optimum_won": self.optimum_won,
             "grid_cost": self.grid_cost,
             "zero_channels": self.zero_channels,
+            "output_error": self.output_error,
             "seconds": self.seconds,
         }
+
+
+def no_centroids(size: int, grid: CodebookGrid) -> Codebook:
+    """The codebook of nothing but zeros."""
+    return Codebook(torch.zeros(size, dtype=torch.float16), 1.0 if grid == "int8" else 0.0)
 
 
 def channel_scales(weight: Tensor, name: str) -> Tensor:
@@ -103,7 +116,7 @@ def quantize_weight(
     wide = scale.float()[:, None]
     alive = scale > 0
     if not bool(alive.any()):
-        codebook = Codebook(torch.zeros(2**bits, dtype=torch.float16), 1.0 if grid == "int8" else 0.0)
+        codebook = no_centroids(2**bits, grid)
         index = torch.zeros(weight.shape, dtype=torch.uint8)
         report = WeightReport(0.0, 0.0, 0.0, False, 0.0, len(scale), time.monotonic() - started)
         return QuantizedWeight(index, codebook, scale.cpu()), report

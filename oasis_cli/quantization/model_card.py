@@ -31,7 +31,7 @@ tags: [oasis, quantized, w{spec.weight_bits}a{spec.act_bits}]
 | outliers | {outliers} |
 | codebook grid | `{spec.codebook_grid}` |
 | quantized layers | {len(report["layers"])}: {shrunk} |
-| left as they are | embeddings, norms, biases, output head: {totals["bytes_other"] / 1e6:.1f} MB |
+| left unquantized | embeddings, norms, biases, output head: {totals["bytes_other"] / 1e6:.1f} MB |
 | squared error of the weights | {totals["relative_error"]:.3%} of their squares |
 | original | `{report["created_from"]["model"]}` |
 | calibration | `{report["created_from"]["calibration"]}` |

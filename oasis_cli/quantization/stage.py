@@ -2,21 +2,18 @@
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any
 
 import torch
-from pydantic import Field
-from pydantic.dataclasses import dataclass as settings
 from torch import Tensor
-from transformers import PreTrainedModel
 
-from oasis_cli.config import STRICT
 from oasis_cli.errors import InputError
 from oasis_cli.formats.atomic import is_finished, output_directory
-from oasis_cli.formats.calibration import Calibration, SiteCalibration, read_calibration
+from oasis_cli.formats.calibration import Calibration, read_calibration
 from oasis_cli.formats.manifest import (
     digest_bytes,
     manifest,
@@ -24,42 +21,18 @@ from oasis_cli.formats.manifest import (
     refuse_other_run,
 )
 from oasis_cli.formats.packing import pack_indices
-from oasis_cli.formats.quantized import KIND, REPORT_NAME, SCHEMA_VERSION, LayerSpec, OutlierMode, QuantizationSpec
+from oasis_cli.formats.quantized import KIND, REPORT_NAME, SCHEMA_VERSION, LayerSpec, QuantizationSpec
 from oasis_cli.models.checkpoint import Checkpoint
-from oasis_cli.numerics.codebook import Codebook, CodebookGrid
+from oasis_cli.numerics.codebook import Codebook
 from oasis_cli.numerics.gemm import QuantizedWeight
-from oasis_cli.numerics.grid import to_grid
-from oasis_cli.numerics.kmeans import Line
 from oasis_cli.paths import user_path
 from oasis_cli.progress import SILENT, Progress
-from oasis_cli.quantization.folder import BlockFiles, finish_folder, with_sizes
-from oasis_cli.quantization.kmeans_weights import WeightReport, quantize_weight
+from oasis_cli.quantization.folder import BlockFiles, block_of, finish_folder, with_sizes
+from oasis_cli.quantization.methods import Job, QuantizedLayer, quantizer_of
+from oasis_cli.quantization.settings import QuantizationSettings
+from oasis_cli.quantization.tuning import Tuned, tune
 
-Method = Literal["oasis", "oasis-s"]
-METHODS: Final[Mapping[Method, OutlierMode]] = {"oasis": "dynamic", "oasis-s": "static"}
-"""The paper's two methods; they differ in how outliers are found when the model runs (§V-A)."""
-
-
-@settings(frozen=True, config=STRICT)
-class QuantizationSettings:
-    """How to quantize.
-
-    Attributes:
-        method: `oasis` (dynamic outliers) or `oasis-s` (static thresholds).
-        weight_bits: bits of a weight index, n_W.
-        act_bits: bits of an activation index, n_A.
-        outlier_fraction: outliers a side; None takes the calibration's, and no other than that is possible.
-        codebook_grid: `int8` makes LUT entries and their sums exact integers; `fp16` rounds centroids and LUT entries
-            to float16.
-        seed: of K-Means over the weights.
-    """
-
-    method: Method = "oasis"
-    weight_bits: int = Field(default=4, ge=1, le=4)
-    act_bits: int = Field(default=4, ge=1, le=4)
-    outlier_fraction: float | None = Field(default=None, ge=0, le=0.5)
-    codebook_grid: CodebookGrid = "int8"
-    seed: int = Field(default=0, ge=0)
+_TUNED_NAME = ".tuned.safetensors"
 
 
 @dataclass(frozen=True)
@@ -74,6 +47,7 @@ class QuantizationResult:
         bytes_after: the same layers as they are stored now.
         bytes_other: everything that was left as it is.
         model_digest: digest of the model.
+        tuning: steps, divergence from the original before and after, seconds; None without tuning.
         seconds: wall time; 0 where the artifact was there already.
     """
 
@@ -84,6 +58,7 @@ class QuantizationResult:
     bytes_after: int
     bytes_other: int
     model_digest: str
+    tuning: Mapping[str, Any] | None = None
     seconds: float = 0.0
 
     @classmethod
@@ -98,6 +73,7 @@ class QuantizationResult:
             bytes_after=totals["bytes_after"],
             bytes_other=totals["bytes_other"],
             model_digest=report["created_from"]["model"],
+            tuning=report["tuning"],
             seconds=seconds,
         )
 
@@ -115,7 +91,8 @@ def quantize(
 ) -> QuantizationResult:
     """Quantize every linear layer of the decoder blocks.
 
-    Embeddings, norms, biases and the output head stay as they are, in their own dtype; ties are kept.
+    Embeddings, biases and the output head stay as they are, in their own dtype, and but for tuning so do norms; ties
+    are kept.
 
     Args:
         checkpoint: the model, unquantized.
@@ -128,7 +105,8 @@ def quantize(
         progress: who is told.
 
     Raises:
-        InputError: calibration of another model or with other outliers, weights that are not finite, `out` occupied.
+        InputError: calibration of another model or with other outliers, weights that are not finite, `out` occupied,
+            tuning that diverges.
     """
     started, out, calibration_folder = time.monotonic(), user_path(out), user_path(calibration_folder)
     calibration = read_calibration(calibration_folder)
@@ -142,15 +120,12 @@ def quantize(
     with output_directory(out, REPORT_NAME, overwrite=overwrite, resumable=True, resume=resume) as folder:
         model = checkpoint.load_model(dtype=checkpoint.dtype, device=device)
         spec = replace(spec, layers=with_sizes(spec, model, calibration_folder))
-        sites = {name: _quantize_site(name, site, spec) for name, site in calibration.sites.items()}
-        files = BlockFiles(folder, model, spec, run=digest_bytes(json.dumps(block, sort_keys=True).encode()))
-        with progress.task("quantizing", len(spec.layers), "layers") as task:
-            for number, layers in files.blocks():
-                if not files.take_up(number):
-                    files.write_block(number, dict(_quantize_layers(model, layers, spec, sites, options)))
-                task.advance(len(layers))
-        costs = {name: {"grid_cost": site.grid_cost} for name, site in sites.items()}
-        report = block | {"model": checkpoint.name, "sites": costs} | files.summarise()
+        run = digest_bytes(json.dumps(block, sort_keys=True).encode())
+        job = Job(model, spec, calibration, options)
+        files = BlockFiles(folder, model, spec, run)
+        _quantize_blocks(job, files, progress)
+        tuning = _tune(job, files, folder / _TUNED_NAME, run, progress) if options.tunes else None
+        report = block | {"model": checkpoint.name, "tuning": tuning} | files.summarise()
         finish_folder(folder, checkpoint, spec, report)
     return QuantizationResult.from_report(out, report, time.monotonic() - started)
 
@@ -173,51 +148,49 @@ def _specify(
             f"run oasis calibrate with --outliers {options.outlier_fraction}"
         )
     layers = {layer: LayerSpec(name, site.K, 0) for name, site in calibration.sites.items() for layer in site.layers}
-    mode = METHODS[options.method]
     return QuantizationSpec(
         method=options.method,
         weight_bits=options.weight_bits,
         act_bits=options.act_bits,
         outlier_fraction=fraction,
-        outlier_mode=mode if fraction > 0 else "none",
-        scale_kind=calibration.recipe["scale_kind"],
+        outlier_mode=options.outlier_mode if fraction > 0 else "none",
+        scale_kind=options.scale_kind if options.refits else calibration.recipe["scale_kind"],
         codebook_grid=options.codebook_grid,
         layers=layers,
     )
 
 
-@dataclass(frozen=True)
-class _SiteFormat:
-    """A site's activation codebook on its grid, its static thresholds, and what the grid cost it in error."""
-
-    codebook: Codebook
-    thresholds: Tensor
-    grid_cost: float
-
-
-def _quantize_site(name: str, site: SiteCalibration, spec: QuantizationSpec) -> _SiteFormat:
-    line, centroids = Line(site.points), site.centroids[spec.act_bits].double().numpy()
-    codebook = to_grid(line, centroids, spec.codebook_grid, f"site {name}")
-    best = line.error(centroids)
-    cost = line.error(codebook.centroids.double().numpy()) / best - 1 if best > 0 else 0.0
-    return _SiteFormat(codebook, site.thresholds, cost)
+def _quantize_blocks(job: Job, files: BlockFiles, progress: Progress) -> None:
+    """Every block's files, those excepted that an interrupted run finished."""
+    quantizer = quantizer_of(job)
+    with progress.task("quantizing", len(job.spec.layers), "layers") as task:
+        for number, layers in files.blocks():
+            if files.take_up(number):
+                if layers:
+                    quantizer.take_over(block_of(number), partial(files.read_layers, number))
+            else:
+                found = quantizer.quantize(block_of(number), layers) if layers else iter(())
+                files.write_block(number, {name: _to_disk(name, job, layer) for name, layer in found})
+            task.advance(len(layers))
 
 
-def _quantize_layers(
-    model: PreTrainedModel,
-    layers: tuple[str, ...],
-    spec: QuantizationSpec,
-    sites: Mapping[str, _SiteFormat],
-    options: QuantizationSettings,
-) -> Iterator[tuple[str, tuple[dict[str, Tensor], WeightReport]]]:
-    """Each layer's tensors and report."""
-    for name in layers:
-        weight = model.get_submodule(name).weight
-        quantized, report = quantize_weight(
-            weight.detach(), spec.weight_bits, spec.codebook_grid, f"{name}.weight", options.seed
-        )
-        site = sites[spec.layers[name].site]
-        yield name, (layer_tensors(name, spec, quantized, site.codebook, site.thresholds), report)
+def _tune(job: Job, files: BlockFiles, kept: Path, run: str, progress: Progress) -> Mapping[str, Any]:
+    """Tune the finished files; what was found is written down first, so that no interruption mixes old and new."""
+    tuned = Tuned.load(kept, run)
+    if tuned is None:
+        layers = {name: layer for number, _ in files.blocks() for name, layer in files.read_layers(number).items()}
+        tuned = tune(job, layers, progress)
+        tuned.save(kept, run)
+    for number, _ in files.blocks():
+        files.replace(number, tuned.tensors)
+    kept.unlink()
+    return tuned.report
+
+
+def _to_disk(name: str, job: Job, layer: QuantizedLayer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    thresholds = job.calibration.sites[job.spec.layers[name].site].thresholds
+    tensors = layer_tensors(name, job.spec, layer.weight, layer.site.codebook, thresholds)
+    return tensors, layer.report.to_json() | {"site_grid_cost": layer.site.grid_cost}
 
 
 def layer_tensors(

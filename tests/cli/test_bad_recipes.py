@@ -42,7 +42,7 @@ def test_unknown_recipes(run: Callable[..., str], refused: Refused, chain: Chain
         ("quantize: {weight_bits: '4'}\n", "quantize.weight_bits: input should be a valid integer"),
         ("quantize: 3\n", "quantize: input should be keys and values"),
         ("quantize:\n", "quantize: input should be keys and values"),
-        ("quantize: {method: gptq}\n", "quantize.method: input should be 'oasis' or 'oasis-s'"),
+        ("quantize: {method: gptq}\n", "quantize.method: input should be 'oasis-plus', 'oasis' or 'oasis-s'"),
         ("calibrate: {scale_kind: max}\n", "input should be 'absmax', 'rms', 'mean_abs' or 'inlier_absmax'"),
         ("eval: {limit: 0}\n", "eval.limit"),
         ("eval: {ppl: text.txt}\n", "eval.ppl: input should be a list, got 'text.txt'"),

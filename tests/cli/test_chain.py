@@ -87,9 +87,10 @@ def test_the_same_call_gives_the_same_bytes(done: Done, chain: Chain, workspace:
         (("--samples", 2), ("--weight-bits", 1, "--act-bits", 1)),
         (("--seed", 7), ("--method", "oasis-s")),
         ((), ("--codebook-grid", "fp16", "--act-bits", 2)),
-        (("--scale-kind", "inlier_absmax"), ()),
+        (("--scale-kind", "inlier_absmax"), ("--method", "oasis")),
+        ((), ("--scale-kind", "inlier_absmax", "--tune-epochs", 2)),
         (("--scale-kind", "rms", "--outliers", 0), ("--method", "oasis-s")),
-        (("--scale-kind", "mean_abs", "--outliers", 0.3), ()),
+        (("--scale-kind", "mean_abs", "--outliers", 0.3), ("--method", "oasis")),
     ],
 )
 def test_every_setting_goes_through_the_chain(

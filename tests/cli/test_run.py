@@ -40,7 +40,7 @@ def test_a_second_run_does_no_work_and_says_the_same(
 
     for name in (
         "oasis_cli.calibration.stage.visit_sites",
-        "oasis_cli.quantization.stage.quantize_weight",
+        "oasis_cli.quantization.methods.quantize_weight",
         "oasis_cli.compiler.compile.write_image",
         "oasis_cli.pipeline.evaluating.perplexity",
     ):

@@ -79,7 +79,7 @@ def test_impossible_calibration_settings(refused: Refused, options: list[str], s
         (["--weight-bits", "5"], "less than or equal to 4, got 5"),
         (["--act-bits", "5"], "--act-bits: "),
         (["--outliers", "0.51"], "--outliers: "),
-        (["--method", "gptq"], "--method: input should be 'oasis' or 'oasis-s', got 'gptq'"),
+        (["--method", "gptq"], "--method: input should be 'oasis-plus', 'oasis' or 'oasis-s', got 'gptq'"),
         (["--codebook-grid", "int4"], "--codebook-grid: input should be 'int8' or 'fp16'"),
         (["--seed", "-1"], "--seed: "),
     ],

@@ -68,7 +68,7 @@ def test_report_adds_up(chain: Chain) -> None:
 
 
 def test_same_bytes_twice(chain: Chain, tmp_path: Path) -> None:
-    quantize(open_checkpoint(chain.model), tmp_path / "again", chain.calibration, QuantizationSettings())
+    quantize(open_checkpoint(chain.model), tmp_path / "again", chain.calibration, QuantizationSettings(method="oasis"))
     for path in chain.quantized.iterdir():
         if path.name != "quantization_report.json":  # it holds seconds
             assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes(), path.name
@@ -77,9 +77,9 @@ def test_same_bytes_twice(chain: Chain, tmp_path: Path) -> None:
 def test_an_interrupted_run_resumes_to_the_same_bytes(
     chain: Chain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from oasis_cli.quantization import stage
+    from oasis_cli.quantization import methods
 
-    real: Callable[..., object] = stage.quantize_weight
+    real: Callable[..., object] = methods.quantize_weight
     done: list[str] = []
 
     def interrupted(weight, bits, grid, name, seed):  # type: ignore[no-untyped-def]
@@ -89,13 +89,13 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(
         return real(weight, bits, grid, name, seed)
 
     checkpoint = open_checkpoint(chain.model)
-    monkeypatch.setattr(stage, "quantize_weight", interrupted)
+    monkeypatch.setattr(methods, "quantize_weight", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        quantize(checkpoint, tmp_path / "out", chain.calibration, QuantizationSettings())
+        quantize(checkpoint, tmp_path / "out", chain.calibration, QuantizationSettings(method="oasis"))
     first = done[:7]  # the first block was finished, the second not
     done.clear()
-    monkeypatch.setattr(stage, "quantize_weight", lambda *args: done.append(args[3]) or real(*args))
-    quantize(checkpoint, tmp_path / "out", chain.calibration, QuantizationSettings(), resume=True)
+    monkeypatch.setattr(methods, "quantize_weight", lambda *args: done.append(args[3]) or real(*args))
+    quantize(checkpoint, tmp_path / "out", chain.calibration, QuantizationSettings(method="oasis"), resume=True)
     assert len(done) == 21
     assert not set(done) & set(first)
     for path in chain.quantized.iterdir():
@@ -127,7 +127,7 @@ def test_other_formats_load_and_run(chain: Chain, tmp_path: Path, settings: Quan
 def test_without_outliers(chain: Chain, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(chain.model)
     calibrate(checkpoint, tmp_path / "cal", CalibrationSettings(samples=1, seqlen=64, outlier_fraction=0.0))
-    quantize(checkpoint, tmp_path / "out", tmp_path / "cal", QuantizationSettings())
+    quantize(checkpoint, tmp_path / "out", tmp_path / "cal", QuantizationSettings(method="oasis"))
     block = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
     assert block["outlier_mode"] == "none"
     assert load(tmp_path / "out")(input_ids=torch.arange(20)[None]).logits.isfinite().all()
@@ -140,7 +140,7 @@ def test_calibration_of_another_model_is_refused(chain: Chain, tmp_path: Path) -
     tensors["model.norm.weight"][0] += 1
     save_file(tensors, other / "model.safetensors", {"format": "pt"})
     with pytest.raises(InputError, match="made for another model"):
-        quantize(open_checkpoint(other), tmp_path / "out", chain.calibration, QuantizationSettings())
+        quantize(open_checkpoint(other), tmp_path / "out", chain.calibration, QuantizationSettings(method="oasis"))
     assert not (tmp_path / "out").exists()
 
 
@@ -162,6 +162,6 @@ def test_bfloat16_weights_stay_bfloat16(chain: Chain, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(tmp_path / "bf16")
     assert checkpoint.dtype == torch.bfloat16
     calibrate(checkpoint, tmp_path / "cal", CalibrationSettings(samples=1, seqlen=64))
-    quantize(checkpoint, tmp_path / "out", tmp_path / "cal", QuantizationSettings())
+    quantize(checkpoint, tmp_path / "out", tmp_path / "cal", QuantizationSettings(method="oasis"))
     with safe_open(tmp_path / "out" / "model-00001-of-00005.safetensors", "pt") as file:
         assert file.get_slice("model.embed_tokens.weight").get_dtype() == "BF16"

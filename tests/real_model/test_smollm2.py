@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import Result
+from safetensors import safe_open
 
 from oasis_cli.calibration.fisher import visit_sites
 from oasis_cli.calibration.statistics import SiteStatistics
@@ -66,6 +67,29 @@ def test_quantization_hurts_but_does_not_destroy(
     before = perplexity_of(cli, smollm2, tmp_path, *options)["value"]
     after = perplexity_of(cli, smollm2_chain.quantized, tmp_path, *options)["value"]
     assert before < after < 6 * before
+
+
+def test_oasis_plus_loses_much_less_in_the_same_format(
+    cli: Callable[..., Result], smollm2: Path, smollm2_chain: Chain, tmp_path: Path
+) -> None:
+    """On the evaluation part of the embedded text; what the two folders hold has the same names, shapes and dtypes."""
+    args = ("--calibration", smollm2_chain.calibration, "--feedback-samples", 2, "--out", tmp_path / "plus", "-q")
+    done = cli("quantize", smollm2, *args, "--json", tmp_path / "plus.json")
+    assert done.exit_code == 0, done.stderr
+    tuning = json.loads((tmp_path / "plus.json").read_text())["tuning"]
+    assert tuning["divergence_after"] < tuning["divergence_before"]
+    options = ("--seqlen", 512, "--limit", 4)
+    before, paper, plus = (
+        math.log(perplexity_of(cli, target, tmp_path, *options)["value"])
+        for target in (smollm2, smollm2_chain.quantized, tmp_path / "plus")
+    )
+    assert before < plus < before + 0.6 * (paper - before)
+    for file in sorted(smollm2_chain.quantized.glob("*.safetensors")):
+        with safe_open(file, "pt") as one, safe_open(tmp_path / "plus" / file.name, "pt") as other:
+            assert sorted(one.keys()) == sorted(other.keys())
+            for name in one.keys():  # noqa: SIM118 - not a dict
+                mine, its = one.get_slice(name), other.get_slice(name)
+                assert (mine.get_shape(), mine.get_dtype()) == (its.get_shape(), its.get_dtype())
 
 
 def test_counted_image_agrees_with_torch_layer_by_layer(
