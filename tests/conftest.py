@@ -1,6 +1,7 @@
 """What most tests stand on: the toy model taken through the chain once a session."""
 
 import os
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,9 @@ from click.testing import CliRunner, Result
 from oasis_cli.cli.group import oasis
 from oasis_cli.tiny import tiny_model_folder
 
+# a shell lets what it runs in the background ignore SIGINT, and so would the processes that tests interrupt
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)  # for tiny matrices, threads only wait for each other
 
 
