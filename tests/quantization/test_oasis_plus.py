@@ -77,44 +77,26 @@ def test_indices_are_those_before_tuning_and_norms_alone_move_besides(chain: Cha
     assert all("norm" in name for name in unquantized if torch.equal(before[name], original[name]))
 
 
-@pytest.mark.parametrize("stop", [1, 3])
-def test_interrupted_while_tuned_files_are_written(
-    chain: Chain, plus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int
+@pytest.mark.parametrize(("step", "count"), [("write_block", 4), ("replace", 1), ("replace", 3)])
+def test_interrupted_between_blocks_or_while_tuned_files_are_written(
+    chain: Chain, plus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, count: int
 ) -> None:
-    put_in_place, calls = BlockFiles.replace, []
+    go_on, calls = getattr(BlockFiles, step), []
 
-    def break_off(self: BlockFiles, number: int, tensors: dict[str, torch.Tensor]) -> None:
+    def break_off(self: BlockFiles, number: int, *rest: object) -> None:
         calls.append(number)
-        if len(calls) == stop:
+        if len(calls) == count:
             raise KeyboardInterrupt
-        put_in_place(self, number, tensors)
+        go_on(self, number, *rest)
 
     with monkeypatch.context() as patched:
-        patched.setattr(BlockFiles, "replace", break_off)
+        patched.setattr(BlockFiles, step, break_off)
         with pytest.raises(KeyboardInterrupt):
             run(chain, tmp_path / "q")
     found = run(chain, tmp_path / "q", resume=True)
     for file in sorted(plus.glob("*.safetensors")):
         assert (found / file.name).read_bytes() == file.read_bytes()
     assert not list(found.glob(".*"))
-
-
-def test_interrupted_between_blocks(chain: Chain, plus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, calls = BlockFiles.write_block, []
-
-    def break_off(self: BlockFiles, number: int, layers: dict[str, object]) -> None:
-        calls.append(number)
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        write(self, number, layers)  # type: ignore[arg-type]
-
-    with monkeypatch.context() as patched:
-        patched.setattr(BlockFiles, "write_block", break_off)
-        with pytest.raises(KeyboardInterrupt):
-            run(chain, tmp_path / "q")
-    found = run(chain, tmp_path / "q", resume=True)
-    for file in sorted(plus.glob("*.safetensors")):
-        assert (found / file.name).read_bytes() == file.read_bytes()
 
 
 def test_the_image_measures_what_the_folder_measures(cli: Callable[..., Result], plus: Path, tmp_path: Path) -> None:
