@@ -1,12 +1,15 @@
 """`oasis eval`."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from oasis_cli.cli.options import UserPath, common_options, device_option, json_option, lay_over, threads_option
 from oasis_cli.cli.render import emit_json, head, progress_bars, show_line, show_table
+
+if TYPE_CHECKING:
+    from oasis_cli.evaluation.perplexity import PerplexityResult
 
 
 @click.command(
@@ -17,12 +20,19 @@ from oasis_cli.cli.render import emit_json, head, progress_bars, show_line, show
 @click.option("--recipe", type=UserPath(), metavar="FILE", help="Take settings from a recipe.")
 @click.option("--seqlen", type=int, help="Tokens in a window.  [default: 2048]")
 @click.option("--limit", type=int, help="Windows of each text.  [default: all]")
+@click.option("--against", metavar="REF", help="Compare predictions with this model's: KL, top-1 agreement.")
 @device_option
 @threads_option
 @json_option
 @common_options
 def command(
-    target: str, ppl: tuple[str, ...], recipe: Path | None, device: str, threads: int | None, **given: Any
+    target: str,
+    ppl: tuple[str, ...],
+    recipe: Path | None,
+    against: str | None,
+    device: str,
+    threads: int | None,
+    **given: Any,
 ) -> None:
     """Perplexity of TARGET: a model, a quantized folder, or an image (run bit-true, on the CPU).
 
@@ -35,7 +45,9 @@ def command(
 
     options = lay_over(stage_settings(recipe).eval, given | {"ppl": ppl or None})
     with progress_bars() as progress:
-        result = evaluate(target, options, device=str(resolve_device(device, threads)), progress=progress)
+        result = evaluate(
+            target, options, against=against, device=str(resolve_device(device, threads)), progress=progress
+        )
     rows = [
         [
             Path(found.data).name,
@@ -52,6 +64,27 @@ def command(
         rows,
         numeric=[1, 2, 3],
     )
+    if result.reference is not None:
+        show_table(
+            f"Against {result.reference[0]}",
+            ["text", "perplexity, over its", "KL (nats)", "largest", "same top-1"],
+            [_compared(found) for found in result.perplexities],
+            numeric=[1, 2, 3, 4],
+        )
     for found in result.perplexities:
         show_line(f"{Path(found.data).name}\n  {found.digest}")
     emit_json(head("eval", result.inputs) | result.to_json())
+
+
+def _compared(found: "PerplexityResult") -> list[str]:
+    """A text's row of the comparison."""
+    other = found.against
+    if other is None:
+        raise ValueError(f"{found.data} was not compared")
+    return [
+        Path(found.data).name,
+        f"{other.ratio:.3f}" + (f" ± {other.ratio_stderr:.3f}" if other.ratio_stderr is not None else ""),
+        f"{other.kl_mean:.4f}" + (f" ± {other.kl_stderr:.4f}" if other.kl_stderr is not None else ""),
+        f"{other.kl_max:.2f}",
+        f"{other.top1_agreement:.2%}",
+    ]

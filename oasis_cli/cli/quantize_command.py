@@ -1,8 +1,9 @@
 """`oasis quantize`."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,6 +20,22 @@ from oasis_cli.cli.options import (
 )
 from oasis_cli.cli.render import emit_json, head, megabytes, progress_bars, show_pairs
 
+if TYPE_CHECKING:
+    from oasis_cli.quantization import QuantizationSettings
+
+
+def _parse_bits(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> list[dict[str, Any]] | None:
+    """`down_proj$=W3A4` as an entry of `overrides`; either half of the bits may be left out."""
+    entries = []
+    for value in values:
+        pattern, _equals, bits = value.rpartition("=")
+        found = re.fullmatch(r"(?:[Ww](\d+))?(?:[Aa](\d+))?", bits)
+        if not pattern or not bits or found is None:
+            raise click.BadParameter(f"{value!r} is not like 'down_proj$=W3A4'")
+        sides = {"weight_bits": found[1], "act_bits": found[2]}
+        entries.append({"layers": pattern} | {name: int(side) for name, side in sides.items() if side})
+    return entries or None
+
 
 @click.command(
     name="quantize",
@@ -28,14 +45,31 @@ from oasis_cli.cli.render import emit_json, head, megabytes, progress_bars, show
 @out_option
 @click.option("--calibration", type=UserPath(), required=True, metavar="DIR", help="Of this very model.")
 @click.option("--recipe", type=UserPath(), metavar="FILE", help="Take settings from a recipe.")
-@click.option("--method", metavar="NAME", help="oasis-plus, oasis or oasis-s.  [default: oasis-plus]")
+@click.option(
+    "--method",
+    metavar="NAME",
+    help="oasis-plus, oasis, oasis-s, or to compare with: rtn, smoothquant, quarot, atom, mxfp4, nvfp4."
+    "  [default: oasis-plus]",
+)
 @click.option("--weight-bits", type=int, help="Bits of weight indices, 1 to 4.  [default: 4]")
-@click.option("--act-bits", type=int, help="Bits of activation indices, 1 to 4.  [default: 4]")
+@click.option("--act-bits", type=int, help="Bits of activation indices, 1 to 4; 16 for none.  [default: 4]")
+@click.option("--ignore", multiple=True, metavar="REGEX", help="Layers to leave as they are; repeatable.")
+@click.option(
+    "--bits",
+    "overrides",
+    multiple=True,
+    metavar="REGEX=W3A4",
+    callback=_parse_bits,
+    help="Other bits for some layers; repeatable.",
+)
+@click.option("--kv-bits", type=int, help="Bits of cached keys and values, 1 to 4.  [default: as they are]")
+@click.option("--head-bits", type=int, help="Bits of the output head's weights.  [default: as it is]")
 @click.option("--outliers", "outlier_fraction", type=float, help="Outliers a side.  [default: as calibrated]")
 @click.option("--codebook-grid", metavar="GRID", help="int8 (exact LUTs) or fp16.  [default: int8]")
 @click.option("--scale-kind", metavar="KIND", help="Token scale, of oasis-plus.  [default: mean_abs]")
 @click.option("--feedback-samples", type=int, help="Sequences that guide weights, of oasis-plus.  [default: 8]")
 @click.option("--tune-epochs", type=float, help="Passes of tuning by gradient, of oasis-plus.  [default: 1]")
+@click.option("--wide-channels", type=int, help="Channels at 8 bits, of atom.  [default: 1 of 32]")
 @click.option("--seed", type=int, help="Of K-Means.  [default: 0]")
 @device_option
 @threads_option
@@ -65,7 +99,10 @@ def command(
     from oasis_cli.pipeline.recipe import stage_settings
     from oasis_cli.quantization import quantize
 
-    options = lay_over(stage_settings(recipe).quantize, given)
+    given["ignore"] = given["ignore"] or None
+    settings = stage_settings(recipe).quantize
+    _refuse_foreign_options(given["method"] or settings.method, given)
+    options = lay_over(settings, given)
     checkpoint = open_checkpoint(model)
     with progress_bars() as progress:
         result = quantize(
@@ -79,7 +116,7 @@ def command(
             progress=progress,
         )
     show_pairs(
-        f"{checkpoint.name}, quantized: {options.method} W{options.weight_bits}A{options.act_bits}",
+        f"{checkpoint.name}, quantized: {options.method} {_shown_bits(options)}",
         {
             "folder": str(result.folder),
             "layers": str(result.layers),
@@ -96,6 +133,31 @@ def command(
         | {"bytes": {"before": result.bytes_before, "after": result.bytes_after, "other": result.bytes_other}}
         | {"tuning": result.tuning, "seconds": result.seconds}
     )
+
+
+def _shown_bits(options: "QuantizationSettings") -> str:
+    mixed = " mixed" if options.overrides or options.ignore else ""
+    cache = "" if options.kv_bits is None else f" KV{options.kv_bits}"
+    return f"W{options.weight_bits}A{options.act_bits}{mixed}{cache}"
+
+
+def _refuse_foreign_options(method: str, given: Mapping[str, Any]) -> None:
+    """Refuse options that the method does not have, also where they were given their default.
+
+    Raises:
+        click.UsageError: naming the option.
+    """
+    from oasis_cli.quantization.settings import METHODS, refuse_foreign
+
+    if method not in METHODS:  # which is said where it is checked
+        return
+    options = {str(parameter.name): parameter.opts[0] for parameter in click.get_current_context().command.params}
+    for name, value in given.items():
+        if value is not None:
+            try:
+                refuse_foreign(method, [name])
+            except ValueError as error:
+                raise click.UsageError(str(error).replace(name, options[name], 1)) from None
 
 
 def _tuned(report: Mapping[str, Any] | None) -> dict[str, str]:

@@ -33,12 +33,38 @@ def fit_program(program: Sequence[Operation], spec: QuantizationSpec, where: str
             sites = {spec.layers[gemm.name].site for gemm in fed if gemm.name in spec.layers}
             if len(sites) > 1:
                 raise InputError(f"{where}: {op.name} is split into the sites {', '.join(sorted(sites))}; {_CURE}")
-            fitted += [replace(op, name=site) for site in sites]
+            fitted += [replace(op, name=site, act_bits=_act_bits(spec, site)) for site in sites]
         elif op.opcode is Opcode.LUT_GEMM and op.name not in spec.layers:
             fitted.append(_as_dense(op, quantize))
+        elif op.opcode is Opcode.LUT_GEMM:
+            layer = spec.layers[op.name]
+            fitted.append(replace(op, weight_bits=layer.weight_bits, act_bits=layer.act_bits))
         else:
             fitted.append(op)
     return tuple(fitted)
+
+
+def _act_bits(spec: QuantizationSpec, site: str) -> int:
+    return next(layer.act_bits for layer in spec.layers.values() if layer.site == site)
+
+
+def refuse_foreign(spec: QuantizationSpec, where: str) -> None:
+    """Refuse what transformers runs and the accelerator does not.
+
+    Raises:
+        InputError: activations or a cache that the accelerator would not hold so.
+    """
+    odd = next((name for name, layer in spec.layers.items() if not layer.quantizes_activations), None)
+    if odd is not None:
+        raise InputError(
+            f"{where}: {odd} leaves its activations as they are, and the accelerator multiplies quantized ones only; "
+            "quantize with --act-bits 1 to 4 and without head_bits"
+        )
+    if spec.cache is not None:
+        raise InputError(
+            f"{where}: its keys and values are quantized, and the accelerator keeps them in FP16; "
+            "quantize without kv_bits"
+        )
 
 
 def _as_dense(gemm: Operation, quantize: Operation) -> Operation:

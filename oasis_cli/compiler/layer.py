@@ -115,7 +115,8 @@ def packed_rows(source: QuantizedFolder, name: str) -> npt.NDArray[np.uint8]:
         InputError: as `streamed_indices`.
     """
     tensor, spec = f"{name}.weight", source.spec
-    layer, levels = spec.layers[name], 1 << spec.weight_bits
+    layer = spec.layers[name]
+    levels = 1 << layer.weight_bits
     rows = source.load(tensor)
     low, high = torch.bitwise_and(rows, 0xF), rows >> 4
     if layer.in_features % 2 and bool(high[:, -1].any()):

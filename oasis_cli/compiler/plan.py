@@ -8,7 +8,7 @@ import torch
 
 from oasis_cli.compiler import model
 from oasis_cli.compiler.bind import EMBEDDING, HEAD, Binder
-from oasis_cli.compiler.fit import fit_program
+from oasis_cli.compiler.fit import fit_program, refuse_foreign
 from oasis_cli.compiler.layer import LayerTables, read_tables
 from oasis_cli.compiler.program import build_program
 from oasis_cli.compiler.source import CURE, QuantizedFolder
@@ -56,6 +56,7 @@ def plan_image(source: QuantizedFolder, target: ImageTarget, files: Mapping[str,
         InputError: the architecture is not supported, or tensors are absent, left over or impossible.
     """
     where, spec = str(source.path), source.spec
+    refuse_foreign(spec, where)
     shape = model.read_shape(source.config, where)
     program = build_program(
         shape,

@@ -121,6 +121,8 @@ def read_calibration(folder: str | Path) -> Calibration:
         tensors = load_file(path)
         sites = {name: _read_site(name, entry, tensors) for name, entry in manifest["sites"].items()}
         manifest["created_from"]["model"], manifest["recipe"]["outlier_fraction"]
+        if TOKENS not in tensors:
+            raise InputError(f"{folder}: made by an earlier version of oasis, which kept no tokens; {again}")
         tokens = tensors[TOKENS].long()
     except (SafetensorError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{folder}: damaged ({error}); {again}") from None

@@ -55,7 +55,7 @@ def manifest(
         "schema_version": schema_version,
         "tool_version": __version__,
         "created_from": dict(created_from),
-        "recipe": dict(recipe),
+        "recipe": json.loads(json.dumps(recipe)),  # as it will be read back: lists for tuples
     }
 
 

@@ -81,6 +81,14 @@ def quantize_activations(x: Tensor, fmt: ActivationFormat) -> QuantizedActivatio
     return QuantizedActivations(index, scale, outliers, residual)
 
 
+def dequantized(x: Tensor, fmt: ActivationFormat) -> Tensor:
+    """x̂: what the runtime makes of x, float32 of the same shape; outliers are kept."""
+    flat = x.reshape(-1, x.shape[-1]).float()
+    act = quantize_activations(flat, fmt)
+    levels = fmt.codebook.centroids.float().to(x.device)
+    return torch.where(act.outliers, flat, act.scale[:, None] * levels[act.index.int()]).reshape(x.shape)
+
+
 @dataclass(frozen=True)
 class QuantizedWeight:
     """A weight matrix as indices.

@@ -4,6 +4,7 @@ from enum import Enum
 from pathlib import Path
 
 from oasis_cli.errors import InputError
+from oasis_cli.formats.baseline import BASELINE_QUANT_METHOD
 from oasis_cli.formats.calibration import MANIFEST_NAME
 from oasis_cli.formats.manifest import read_json
 from oasis_cli.formats.quantized import QUANT_METHOD
@@ -16,9 +17,11 @@ class Kind(Enum):
     MODEL = "model"
     CALIBRATION = "calibration"
     QUANTIZED = "quantized model"
+    BASELINE = "model of a method to compare with"
     IMAGE = "image"
 
 
+_BY_METHOD = {QUANT_METHOD: Kind.QUANTIZED, BASELINE_QUANT_METHOD: Kind.BASELINE}
 IMAGE_NAME = "model.oimg"
 
 
@@ -42,7 +45,7 @@ def _kind_of(place: Path) -> Kind:
     config = place / "config.json"
     if config.is_file():
         block = read_json(config).get("quantization_config")
-        return Kind.QUANTIZED if isinstance(block, dict) and block.get("quant_method") == QUANT_METHOD else Kind.MODEL
+        return _BY_METHOD.get(str(block.get("quant_method")), Kind.MODEL) if isinstance(block, dict) else Kind.MODEL
     weights = any(place.glob("*.gguf")) or any(place.glob("model*.safetensors"))
     if place.is_dir() and not weights and any(place.iterdir()):
         raise InputError(f"{place}: neither a model, a calibration, a quantized model nor an image; name one of these")

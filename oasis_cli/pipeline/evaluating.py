@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from oasis_cli.data.source import TextSource
@@ -17,7 +18,7 @@ from oasis_cli.models.checkpoint import load_tokenizer, open_checkpoint
 from oasis_cli.pipeline.artifacts import Kind, image_file, kind_of
 from oasis_cli.pipeline.settings import EvaluationSettings
 from oasis_cli.progress import SILENT, Progress
-from oasis_cli.runtime.loading import load, open_quantized
+from oasis_cli.runtime.loading import load
 from oasis_cli.simulator.functional import FunctionalSimulator
 
 
@@ -55,8 +56,8 @@ def open_logits(target: str | Path, device: str = "cpu", progress: Progress = SI
         return _open_image(image_file(target), progress)
     if kind is Kind.CALIBRATION:
         raise InputError(f"{target}: a calibration yields no logits; name a model, a quantized folder or an image")
-    if kind is Kind.QUANTIZED:
-        checkpoint, _ = open_quantized(target)
+    if kind in (Kind.QUANTIZED, Kind.BASELINE):
+        checkpoint = open_checkpoint(target)
         model = load(target, device=device)
     else:
         checkpoint = open_checkpoint(target)
@@ -95,47 +96,88 @@ class EvaluationResult:
         kind: what it is.
         digest: of its weights.
         perplexities: one a text.
+        reference: name and digest of what it was compared with; None without.
     """
 
     target: str
     kind: str
     digest: str
     perplexities: tuple[PerplexityResult, ...]
+    reference: tuple[str, str] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The `perplexity` entry of the result, with what it was measured on."""
+        """The `perplexity` entry of the result, with what it was measured on, and `against`: means over all texts."""
         return {
             "target": self.target,
             "kind": self.kind,
             "perplexity": [found.to_json() for found in self.perplexities],
+            "against": self._against(),
+        }
+
+    def _against(self) -> dict[str, Any] | None:
+        if self.reference is None:
+            return None
+        tokens = sum(found.tokens for found in self.perplexities)
+        compared = [(found.tokens / tokens, found.against) for found in self.perplexities if found.against]
+        return {
+            "target": self.reference[0],
+            "kl_mean": sum(share * found.kl_mean for share, found in compared),
+            "kl_max": max(found.kl_max for _, found in compared),
+            "top1_agreement": sum(share * found.top1_agreement for share, found in compared),
         }
 
     @property
     def inputs(self) -> dict[str, str]:
         """Digests of everything that went in."""
-        return {"model": self.digest} | {found.data: found.digest for found in self.perplexities}
+        against = {} if self.reference is None else {"against": self.reference[1]}
+        return {"model": self.digest} | against | {found.data: found.digest for found in self.perplexities}
 
 
 def evaluate(
-    target: str | Path, options: EvaluationSettings, *, device: str = "cpu", progress: Progress = SILENT
+    target: str | Path,
+    options: EvaluationSettings,
+    *,
+    against: str | Path | None = None,
+    device: str = "cpu",
+    progress: Progress = SILENT,
 ) -> EvaluationResult:
-    """Measure perplexity, as the quantization papers do.
+    """Measure perplexity, as the quantization papers do, and how far predictions lie from another model's.
 
     Args:
         target: a model (folder, GGUF file, hub id), a quantized folder or an image.
         options: texts, window length and limit.
+        against: what to compare with, of any of these kinds; None leaves that out.
         device: where a model runs; images are simulated on the CPU.
         progress: who is told.
 
     Raises:
-        InputError: a text shorter than a window, a window longer than the model's positions, logits not finite.
+        InputError: a text shorter than a window, a window longer than the model's positions, logits not finite, a
+            reference that cuts texts into other tokens.
     """
     sources = load_texts(options)
     opened = open_logits(target, device, progress)
     refuse_beyond(opened.positions, options.seqlen, opened.name)
     windows = cut_windows(sources, options, opened.tokenizer, opened.vocabulary)
-    found = tuple(perplexity(opened.logits, each, progress) for each in windows)
-    return EvaluationResult(opened.name, opened.kind.value, opened.digest, found)
+    reference = None if against is None else open_logits(against, device, progress)
+    if reference is not None:
+        _refuse_other_tokens(
+            opened, reference, windows, cut_windows(sources, options, reference.tokenizer, reference.vocabulary)
+        )
+    logits, origin = (None, None) if reference is None else (reference.logits, (reference.name, reference.digest))
+    found = tuple(perplexity(opened.logits, each, progress, logits) for each in windows)
+    return EvaluationResult(opened.name, opened.kind.value, opened.digest, found, origin)
+
+
+def _refuse_other_tokens(one: Opened, other: Opened, windows: list[Windows], others: list[Windows]) -> None:
+    refuse_beyond(other.positions, windows[0].seqlen, other.name)
+    same = one.vocabulary == other.vocabulary and all(
+        torch.equal(first.tokens, second.tokens) for first, second in zip(windows, others, strict=True)
+    )
+    if not same:
+        raise InputError(
+            f"{other.name}: cuts the text into other tokens than {one.name}; "
+            "compare with a model of the same tokenizer and vocabulary"
+        )
 
 
 def load_texts(options: EvaluationSettings) -> list[TextSource]:

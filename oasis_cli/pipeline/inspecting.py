@@ -5,13 +5,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from oasis_cli.formats.baseline import BASELINE_KIND, BASELINE_SCHEMA_VERSION
 from oasis_cli.formats.calibration import read_calibration
 from oasis_cli.formats.image import describe_image, open_image
 from oasis_cli.formats.manifest import read_sealed, short_digest
 from oasis_cli.formats.quantized import KIND, REPORT_NAME, SCHEMA_VERSION, QuantizationSpec
 from oasis_cli.models.checkpoint import open_checkpoint
 from oasis_cli.pipeline.artifacts import Kind, image_file, kind_of
-from oasis_cli.runtime.loading import open_quantized
+from oasis_cli.runtime.loading import open_baseline, open_quantized
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,30 @@ def _inspect_quantized(path: str | Path) -> Inspection:
     return Inspection(Kind.QUANTIZED.value, facts, headers, rows, report)
 
 
+def _inspect_baseline(path: str | Path) -> Inspection:
+    checkpoint, spec = open_baseline(path)
+    rounding = next(iter(spec.layers.values())).activations
+    facts = {
+        "method": f"{spec.method}, one to compare with: dense weights of its values, activations rounded at run time",
+        "bits": f"W{spec.weight_bits}A{spec.act_bits}",
+        "activations": rounding.shown,
+        "digest": short_digest(checkpoint.digest),
+    }
+    report = read_sealed(checkpoint.path / REPORT_NAME, BASELINE_KIND, BASELINE_SCHEMA_VERSION)
+    rows = [
+        [
+            name.removeprefix("model.layers."),
+            f"{entry['N']} x {entry['K']}",
+            "-" if entry["snr_db"] is None else f"{entry['snr_db']:.2f}",
+            f"{entry['bits_a_weight']:.3f}",
+            "yes" if spec.layers[name].rotated else "no",
+        ]
+        for name, entry in sorted(report["layers"].items(), key=_in_model_order)
+    ]
+    headers = ["layer", "N x K", "SNR (dB)", "bits a weight", "rotated input"]
+    return Inspection(Kind.BASELINE.value, facts, headers, rows, report)
+
+
 def _inspect_without_report(spec: QuantizationSpec, facts: dict[str, str]) -> Inspection:
     """What config.json alone tells: transformers' `save_pretrained` writes the model anew, and not the report."""
     missing = f"{REPORT_NAME} is not there (save_pretrained leaves it out): no origin, no errors of the weights"
@@ -137,7 +162,7 @@ def _inspect_without_report(spec: QuantizationSpec, facts: dict[str, str]) -> In
         [
             name.removeprefix("model.layers."),
             f"{layer.out_features} x {layer.in_features}",
-            f"W{spec.weight_bits}A{spec.act_bits}",
+            f"W{layer.weight_bits}A{layer.act_bits}",
         ]
         for name, layer in sorted(spec.layers.items(), key=_in_model_order)
     ]
@@ -170,5 +195,6 @@ _READERS = {
     Kind.MODEL: _inspect_model,
     Kind.CALIBRATION: _inspect_calibration,
     Kind.QUANTIZED: _inspect_quantized,
+    Kind.BASELINE: _inspect_baseline,
     Kind.IMAGE: _inspect_image,
 }

@@ -172,6 +172,11 @@ def _look_ahead(recipe: Recipe, checkpoint: Checkpoint) -> dict[str, str]:
     for key, seqlen in (("calibrate.seqlen", recipe.calibrate.seqlen), ("eval.seqlen", recipe.eval.seqlen)):
         cure = f"{key}, in the recipe or with --set of oasis run"
         refuse_beyond(config.max_position_embeddings, seqlen, checkpoint.name, cure)
+    if quantization.foreign_to_accelerator:
+        raise InputError(
+            f"recipe: the accelerator, which oasis run compiles for, cannot run {quantization.foreign_to_accelerator}; "
+            "run oasis calibrate, quantize and eval one by one"
+        )
     if quantization.outlier_fraction not in (None, outliers):
         raise InputError(
             f"recipe: quantize.outlier_fraction is {quantization.outlier_fraction}, calibrate.outlier_fraction "

@@ -8,6 +8,7 @@ from typing import Final
 
 from oasis_cli.compiler.verify import verify_image
 from oasis_cli.errors import CheckError, InputError
+from oasis_cli.formats.baseline import BASELINE_KIND, BASELINE_SCHEMA_VERSION
 from oasis_cli.formats.calibration import read_calibration
 from oasis_cli.formats.manifest import read_sealed
 from oasis_cli.formats.quantized import KIND, REPORT_NAME, SCHEMA_VERSION
@@ -15,7 +16,7 @@ from oasis_cli.models.checkpoint import open_checkpoint
 from oasis_cli.paths import user_path
 from oasis_cli.pipeline.artifacts import Kind, kind_of
 from oasis_cli.progress import SILENT, Progress
-from oasis_cli.runtime.verification import verify_quantized
+from oasis_cli.runtime.verification import verify_baseline, verify_quantized
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,11 @@ def _quantized_origin(path: Path, against: Path, progress: Progress) -> str:
     return _model_origin(path, report["created_from"].get("model"), against)
 
 
+def _baseline_origin(path: Path, against: Path, progress: Progress) -> str:
+    report = read_sealed(path / REPORT_NAME, BASELINE_KIND, BASELINE_SCHEMA_VERSION)
+    return _model_origin(path, report["created_from"].get("model"), against)
+
+
 def _model_origin(path: Path, digest: object, against: Path) -> str:
     if open_checkpoint(against).digest != digest:
         raise CheckError(f"{path}: was made from another model than {against}")
@@ -103,11 +109,13 @@ _CHECKS: Final[dict[Kind, Callable[[Path, Progress], list[str]]]] = {
     Kind.MODEL: _check_model,
     Kind.CALIBRATION: _check_calibration,
     Kind.QUANTIZED: verify_quantized,
+    Kind.BASELINE: verify_baseline,
     Kind.IMAGE: _check_image,
 }
 _ORIGINS: Final[dict[Kind, Callable[[Path, Path, Progress], str]]] = {
     Kind.MODEL: _no_origin,
     Kind.CALIBRATION: _calibration_origin,
     Kind.QUANTIZED: _quantized_origin,
+    Kind.BASELINE: _baseline_origin,
     Kind.IMAGE: _image_origin,
 }

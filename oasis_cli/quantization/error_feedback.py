@@ -6,6 +6,7 @@ stay as they are, so the format does not change. Channels are visited by falling
 nothing of it is stored.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 import torch
@@ -59,6 +60,24 @@ class ErrorFeedback:
         self._order = hessian.diagonal().argsort(descending=True, stable=True)
         self._factor = inverse_factor(hessian[self._order][:, self._order]).float()
 
+    def run(self, weight: Tensor, quantize: Callable[[int, Tensor], Tensor]) -> None:
+        """Visit every input channel once.
+
+        Args:
+            weight: W, float [N, K]; it is left as it is.
+            quantize: given k and the channel as earlier errors have left it, float32 [N], gives what it becomes.
+        """
+        factor, order = self._factor, self._order.tolist()
+        rest = weight.float().T[self._order].contiguous()  # [K, N]: an input channel is a row
+        for start in range(0, len(rest), _CHUNK):
+            stop = min(start + _CHUNK, len(rest))
+            errors = torch.empty_like(rest[start:stop])
+            for k in range(start, stop):
+                errors[k - start] = (rest[k] - quantize(order[k], rest[k])) / factor[k, k]
+                # the rest of this chunk at once, everything beyond when the chunk is done
+                rest[k + 1 : stop].addr_(factor[k, k + 1 : stop], errors[k - start], alpha=-1)
+            rest[stop:] -= factor[start:stop, stop:].T @ errors
+
     def assign(self, weight: Tensor, scale: Tensor, codebook: Codebook) -> Tensor:
         """Indices of a matrix under fixed scales and a fixed codebook.
 
@@ -70,20 +89,14 @@ class ErrorFeedback:
         Returns:
             uint8 [N, K].
         """
-        wide, factor = scale.float().to(weight.device), self._factor
+        wide = scale.float().to(weight.device)
         centroids = codebook.centroids.float().to(weight.device)
         limits = boundaries(codebook.centroids).to(weight.device)[:, None] * wide  # [C - 1, N]
-        rest = weight.float().T[self._order].contiguous()  # [K, N]: an input channel is a row
-        index = torch.empty(rest.shape, dtype=torch.uint8, device=weight.device)
-        for start in range(0, len(rest), _CHUNK):
-            stop = min(start + _CHUNK, len(rest))
-            errors = torch.empty_like(rest[start:stop])
-            for k in range(start, stop):
-                index[k] = (limits <= rest[k]).sum(dim=0)
-                errors[k - start] = (rest[k] - wide * centroids[index[k].int()]) / factor[k, k]
-                # the rest of this chunk at once, everything beyond when the chunk is done
-                rest[k + 1 : stop].addr_(factor[k, k + 1 : stop], errors[k - start], alpha=-1)
-            rest[stop:] -= factor[start:stop, stop:].T @ errors
-        found = torch.empty_like(index)
-        found[self._order] = index
-        return found.T.contiguous()
+        index = torch.empty(weight.T.shape, dtype=torch.uint8, device=weight.device)
+
+        def nearest(k: int, channel: Tensor) -> Tensor:
+            index[k] = (limits <= channel).sum(dim=0)
+            return wide * centroids[index[k].int()]
+
+        self.run(weight, nearest)
+        return index.T.contiguous()

@@ -105,22 +105,24 @@ class TunedSite(nn.Module):
     """A site: one input quantized for all the layers that it feeds.
 
     Args:
-        fmt: how the runtime quantizes it.
+        fmt: how the runtime quantizes it; None where it leaves it as it is.
         device: where it lives.
         compute: dtype of the layers' products.
     """
 
-    codebook: TunedCodebook
+    codebook: TunedCodebook | None
 
-    def __init__(self, fmt: ActivationFormat, device: torch.device, compute: torch.dtype) -> None:
+    def __init__(self, fmt: ActivationFormat | None, device: torch.device, compute: torch.dtype) -> None:
         super().__init__()
-        self.codebook = TunedCodebook(fmt.codebook, device)
+        self.codebook = None if fmt is None else TunedCodebook(fmt.codebook, device)
         self.compute = compute
         self._fmt = fmt
         self._last: tuple[Tensor, Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """x̂, of x's shape, in the products' dtype; computed once for an input that several layers share."""
+        if self.codebook is None or self._fmt is None:
+            return x.to(self.compute)
         if self._last is None or self._last[0] is not x:
             flat = x.reshape(-1, x.shape[-1]).float()
             quantized: Tensor = _QuantizeSite.apply(flat, self.codebook(), self._fmt)
@@ -140,6 +142,7 @@ class TunedLinear(nn.Module):
         weight: as the blocks' pass left it.
         bias: float [N] or None.
         site: of its input.
+        device: where it lives.
     """
 
     codebook: TunedCodebook
@@ -148,9 +151,8 @@ class TunedLinear(nn.Module):
     bias: Tensor | None
     site: TunedSite
 
-    def __init__(self, weight: QuantizedWeight, bias: Tensor | None, site: TunedSite) -> None:
+    def __init__(self, weight: QuantizedWeight, bias: Tensor | None, site: TunedSite, device: torch.device) -> None:
         super().__init__()
-        device = site.codebook.moved.device
         self.codebook = TunedCodebook(weight.codebook, device)
         self.register_buffer("index", weight.index.to(device))
         self.register_buffer("start", weight.scale.float().to(device))

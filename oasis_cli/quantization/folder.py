@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from oasis_cli.errors import InputError
 from oasis_cli.formats.atomic import write_text
 from oasis_cli.formats.manifest import digest_file, read_json, write_json, write_sealed
 from oasis_cli.formats.packing import unpack_indices
-from oasis_cli.formats.quantized import REPORT_NAME, LayerSpec, QuantizationSpec
+from oasis_cli.formats.quantized import AS_IT_IS, REPORT_NAME, LayerSpec, QuantizationSpec
 from oasis_cli.formats.tensors import save_tensors
 from oasis_cli.models.checkpoint import Checkpoint
 from oasis_cli.models.sites import decoder_blocks
@@ -24,6 +25,7 @@ from oasis_cli.numerics.gemm import QuantizedWeight
 from oasis_cli.quantization.kmeans_weights import to_decibels
 from oasis_cli.quantization.methods import StoredLayer
 from oasis_cli.quantization.model_card import model_card
+from oasis_cli.quantization.selection import HEAD
 from oasis_cli.runtime.folder_files import MODELING_FILE, auto_map, modeling_source
 
 INDEX_NAME: Final = "model.safetensors.index.json"
@@ -139,10 +141,12 @@ class BlockFiles:
             "site": size.site,
             "K": size.in_features,
             "N": self._model.get_submodule(layer).weight.shape[0],
-            "weight_bits": spec.weight_bits,
-            "act_bits": spec.act_bits,
+            "weight_bits": size.weight_bits,
+            "act_bits": size.act_bits,
             "bits_a_weight": stored / self._model.get_submodule(layer).weight.numel(),
-            "outlier_share": 2 * spec.outliers_a_side(size.in_features) / size.in_features,
+            "outlier_share": 2 * spec.outliers_a_side(size.in_features) / size.in_features
+            if size.quantizes_activations
+            else 0.0,
         }
 
     def _note(self, number: int, sizes: Mapping[str, int], reports: Mapping[str, dict[str, Any]]) -> None:
@@ -166,7 +170,9 @@ class BlockFiles:
         energy = {name: r["relative_error"] * _square_sum(self._model, name) for name, r in self.reports.items()}
         signal = sum(_square_sum(self._model, name) for name in self.reports)
         relative = sum(energy.values()) / signal if signal else 0.0
-        sites = {r["site"]: {"grid_cost": r["site_grid_cost"]} for r in self.reports.values()}
+        sites = {
+            r["site"]: {"grid_cost": r["site_grid_cost"]} for r in self.reports.values() if r["act_bits"] < AS_IT_IS
+        }
         return {"layers": self.reports, "sites": sites, "totals": self._sizes | {"relative_error": relative}}
 
 
@@ -174,7 +180,8 @@ def _read_layer(name: str, tensors: Mapping[str, Tensor], K: int) -> StoredLayer
     weight_step, act_step = tensors[f"{name}.codebook_steps"].tolist()
     codebook = Codebook(tensors[f"{name}.weight_codebook"], weight_step)
     weight = QuantizedWeight(unpack_indices(tensors[f"{name}.weight"], K), codebook, tensors[f"{name}.weight_scale"])
-    return StoredLayer(weight, Codebook(tensors[f"{name}.act_codebook"], act_step))
+    act_codebook = tensors.get(f"{name}.act_codebook")
+    return StoredLayer(weight, None if act_codebook is None else Codebook(act_codebook, act_step))
 
 
 def _square_sum(model: PreTrainedModel, layer: str) -> float:
@@ -215,19 +222,21 @@ def with_sizes(spec: QuantizationSpec, model: PreTrainedModel, where: Path) -> d
         weight = getattr(modules.get(name), "weight", None)
         if not isinstance(weight, torch.Tensor) or weight.shape[1] != layer.in_features:
             raise InputError(f"{where}: {name} of the calibration does not fit the model; run oasis calibrate again")
-        sized[name] = LayerSpec(layer.site, layer.in_features, weight.shape[0])
+        sized[name] = replace(layer, out_features=weight.shape[0])
     return sized
 
 
 def finish_folder(folder: Path, checkpoint: Checkpoint, spec: QuantizationSpec, report: dict[str, Any]) -> None:
     """Write configuration, tokenizer, model card and report around the weight files; the report lists all digests."""
     config = checkpoint.config.to_dict() | {"quantization_config": spec.to_config()}
+    if HEAD in spec.layers:  # what it was tied to stays as it is
+        config["tie_word_embeddings"] = False
     architecture = checkpoint.config.architectures[0]
     config.pop("_name_or_path", None)  # where the original lay is nobody's business, and would change the bytes
     config["auto_map"] = auto_map(architecture)
     write_json(folder / "config.json", config)
     write_text(folder / MODELING_FILE, modeling_source(architecture))
-    _write_tokenizer(folder, checkpoint)
+    copy_tokenizer(folder, checkpoint)
     write_text(folder / "README.md", model_card(report, spec))
     report["files"] = {
         file.name: digest_file(file) for file in sorted(folder.iterdir()) if file.name not in (REPORT_NAME, "README.md")
@@ -235,7 +244,8 @@ def finish_folder(folder: Path, checkpoint: Checkpoint, spec: QuantizationSpec, 
     write_sealed(folder / REPORT_NAME, report)
 
 
-def _write_tokenizer(folder: Path, checkpoint: Checkpoint) -> None:
+def copy_tokenizer(folder: Path, checkpoint: Checkpoint) -> None:
+    """Put the model's tokenizer into a folder."""
     if checkpoint.kind == "gguf":
         checkpoint.load_tokenizer().save_pretrained(folder)
         return

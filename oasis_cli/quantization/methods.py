@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from torch import Tensor
@@ -47,8 +48,17 @@ class Job:
         """K-Means of one matrix alone (§III-A)."""
         options = self.options
         return quantize_weight(
-            self.weight(layer), options.weight_bits, options.codebook_grid, f"{layer}.weight", options.seed
+            self.weight(layer),
+            self.spec.layers[layer].weight_bits,
+            options.codebook_grid,
+            f"{layer}.weight",
+            options.seed,
         )
+
+    @cached_property
+    def site_bits(self) -> dict[str, int]:
+        """n_A of every site whose activations are quantized."""
+        return {layer.site: layer.act_bits for layer in self.spec.layers.values() if layer.quantizes_activations}
 
     def ship_codebook(self, site: str, line: Line, centroids: Floats) -> "SiteCodebook":
         """A site's centroids put on their grid."""
@@ -57,8 +67,10 @@ class Job:
         cost = line.error(codebook.centroids.double().numpy()) / best - 1 if best > 0 else 0.0
         return SiteCodebook(codebook, cost)
 
-    def activation_format(self, site: str, codebook: Codebook) -> ActivationFormat:
-        """How the runtime will quantize a site's input."""
+    def activation_format(self, site: str, codebook: Codebook | None) -> ActivationFormat | None:
+        """How the runtime will quantize a site's input; None where it leaves it as it is."""
+        if codebook is None:
+            return None
         spec, found = self.spec, self.calibration.sites[site]
         static = found.thresholds if spec.outlier_mode == "static" else None
         return ActivationFormat(codebook, spec.scale_kind, spec.outliers_a_side(found.K), static)
@@ -77,7 +89,7 @@ class QuantizedLayer:
     """One layer as a method gives it."""
 
     weight: QuantizedWeight
-    site: SiteCodebook
+    site: SiteCodebook | None
     report: WeightReport
 
 
@@ -86,7 +98,7 @@ class StoredLayer:
     """One layer as it was read back from a finished file."""
 
     weight: QuantizedWeight
-    act_codebook: Codebook
+    act_codebook: Codebook | None
 
 
 class BlockQuantizer(Protocol):
@@ -109,7 +121,7 @@ class EachAlone:
         """As `BlockQuantizer` says."""
         for name in layers:
             weight, report = self._job.plain(name)
-            yield name, QuantizedLayer(weight, self._sites[self._job.spec.layers[name].site], report)
+            yield name, QuantizedLayer(weight, self._sites.get(self._job.spec.layers[name].site), report)
 
     def take_over(self, block: int, read: Callable[[], Mapping[str, StoredLayer]]) -> None:
         """Nothing to do: no block looks at another."""
@@ -127,16 +139,16 @@ class OutputAware:
         self._behind: list[tuple[int, Callable[[], Mapping[str, StoredLayer]]]] = []
 
     def quantize(self, block: int, layers: tuple[str, ...]) -> Iterator[tuple[str, QuantizedLayer]]:
-        """As `BlockQuantizer` says."""
+        """As `BlockQuantizer` says; the output head, in no block, goes alone."""
         job, options = self._job, self._job.options
+        if block < 0:
+            yield from EachAlone(job).quantize(block, layers)
+            return
         self._catch_up()
         if options.refits:
             inputs = self._stream.inputs(block, layers, options.refit_samples)
-            self._sites |= {site: self._refit(site, inputs.pop(site)) for site in list(inputs)}
-        formats = {
-            site: job.activation_format(site, self._sites[site].codebook)
-            for site in {self._site_of[name] for name in layers}
-        }
+            self._sites |= {site: self._refit(site, inputs.pop(site)) for site in list(inputs) if site in job.site_bits}
+        formats = {site: self._format(site) for site in {self._site_of[name] for name in layers}}
         moments = {}
         if options.feeds_back:
             moments = self._stream.moments(block, layers, formats, options.feedback_samples)
@@ -147,12 +159,17 @@ class OutputAware:
                 solver = SiteSolver(moments.pop(site), options.damping)
             weight, report = self._solve(name, solver) if solver is not None else job.plain(name)
             weights[name] = weight.dequantize()
-            yield name, QuantizedLayer(weight, self._sites[site], report)
+            yield name, QuantizedLayer(weight, self._sites.get(site), report)
         self._stream.advance(block, weights, formats)
 
     def take_over(self, block: int, read: Callable[[], Mapping[str, StoredLayer]]) -> None:
         """Remembered until a later block needs what this one gives."""
-        self._behind.append((block, read))
+        if block >= 0:
+            self._behind.append((block, read))
+
+    def _format(self, site: str) -> ActivationFormat | None:
+        found = self._sites.get(site)
+        return self._job.activation_format(site, None if found is None else found.codebook)
 
     def _catch_up(self) -> None:
         for block, read in self._behind:
@@ -165,15 +182,15 @@ class OutputAware:
         self._behind.clear()
 
     def _solve(self, name: str, solver: SiteSolver) -> tuple[QuantizedWeight, WeightReport]:
-        options = self._job.options
+        options, bits = self._job.options, self._job.spec.layers[name].weight_bits
         return quantize_for_output(
-            self._job.weight(name), solver, options.weight_bits, options.codebook_grid, f"{name}.weight", options.seed
+            self._job.weight(name), solver, bits, options.codebook_grid, f"{name}.weight", options.seed
         )
 
     def _refit(self, site: str, inputs: list[Tensor]) -> SiteCodebook:
         """K-Means of x / s_t over inliers, each weighing s_t², which is the squared error of x."""
         spec, options = self._job.spec, self._job.options
-        size = 2**options.act_bits
+        size = 2 ** self._job.site_bits[site]
         histogram = Histogram.empty()
         for x in inputs:
             count = spec.outliers_a_side(x.shape[1])
@@ -188,10 +205,11 @@ class OutputAware:
 
 
 def calibrated_sites(job: Job) -> dict[str, SiteCodebook]:
-    """Every site's codebook from the calibration, on its grid."""
+    """The codebook of every site whose activations are quantized, from the calibration, on its grid."""
     return {
-        name: job.ship_codebook(name, Line(site.points), site.centroids[job.spec.act_bits].double().numpy())
+        name: job.ship_codebook(name, Line(site.points), site.centroids[job.site_bits[name]].double().numpy())
         for name, site in job.calibration.sites.items()
+        if name in job.site_bits
     }
 
 

@@ -16,18 +16,20 @@ def model_card(report: Mapping[str, Any], spec: QuantizationSpec) -> str:
     """README.md of the folder, from its report (without figures of accuracy: `oasis eval` measures those)."""
     totals = report["totals"]
     outliers = _OUTLIERS[spec.outlier_mode].format(share=spec.outlier_fraction)
+    cache = "as they are" if spec.cache is None else f"{spec.cache.bits} bits, one scale a token and head"
     shrunk = f"{totals['bytes_before'] / 1e6:.1f} MB at 16 bits -> {totals['bytes_after'] / 1e6:.1f} MB"
     return f"""---
 library_name: transformers
-tags: [oasis, quantized, w{spec.weight_bits}a{spec.act_bits}]
+tags: [oasis, quantized, {spec.shown_bits.lower().replace(" ", ", ")}]
 ---
 # {report["model"]}, quantized by oasis
 
 | | |
 | --- | --- |
 | method | `{spec.method}` |
-| weights | {spec.weight_bits} bits, one codebook a matrix, one scale an output channel |
-| activations | {spec.act_bits} bits, one codebook a site, one scale a token (`{spec.scale_kind}`) |
+| weights | {_bits(spec, "weight_bits")}, one codebook a matrix, one scale an output channel |
+| activations | {_bits(spec, "act_bits")}, one codebook a site, one scale a token (`{spec.scale_kind}`) |
+| keys and values in the cache | {cache} |
 | outliers | {outliers} |
 | codebook grid | `{spec.codebook_grid}` |
 | quantized layers | {len(report["layers"])}: {shrunk} |
@@ -46,3 +48,9 @@ tokenizer = AutoTokenizer.from_pretrained("this folder")
 
 `oasis verify` checks every file of this folder, `oasis eval` measures its perplexity.
 """
+
+
+def _bits(spec: QuantizationSpec, side: str) -> str:
+    """Such as `4 bits`, or `3 and 4 bits` where layers differ."""
+    found = sorted({getattr(layer, side) for layer in spec.layers.values()})
+    return " and ".join(str(bits) for bits in found) + " bits"

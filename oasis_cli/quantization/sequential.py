@@ -13,18 +13,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from oasis_cli.models.sites import decoder_blocks
-from oasis_cli.numerics.gemm import ActivationFormat, quantize_activations
+from oasis_cli.numerics.gemm import ActivationFormat, dequantized
 
 _Hook = Callable[[str, Tensor], Tensor]
 """Given a layer and its input, gives what the layer gets instead."""
-
-
-def dequantized(x: Tensor, fmt: ActivationFormat) -> Tensor:
-    """x̂: what the runtime makes of x, float32 of the same shape; outliers are kept."""
-    flat = x.reshape(-1, x.shape[-1]).float()
-    act = quantize_activations(flat, fmt)
-    levels = fmt.codebook.centroids.float().to(x.device)
-    return torch.where(act.outliers, flat, act.scale[:, None] * levels[act.index.int()]).reshape(x.shape)
 
 
 class BlockStream:
@@ -64,14 +56,14 @@ class BlockStream:
         return found
 
     def moments(
-        self, number: int, layers: Sequence[str], formats: Mapping[str, ActivationFormat], samples: int
+        self, number: int, layers: Sequence[str], formats: Mapping[str, ActivationFormat | None], samples: int
     ) -> dict[str, Tensor]:
         """H = sum of x̂ x̂ᵀ of every site of block `number`, float64 [K, K], the weights being the original ones.
 
         Args:
             number: the block before which the stream stands.
             layers: its quantized layers.
-            formats: of its sites, by name.
+            formats: of its sites, by name; None leaves a site's activations as they are.
             samples: how many sequences.
         """
         block = self._copy(number)
@@ -86,7 +78,9 @@ class BlockStream:
             self._run(number, block, hidden, layers, self._quantize(formats, add))
         return found
 
-    def advance(self, number: int, weights: Mapping[str, Tensor], formats: Mapping[str, ActivationFormat]) -> None:
+    def advance(
+        self, number: int, weights: Mapping[str, Tensor], formats: Mapping[str, ActivationFormat | None]
+    ) -> None:
         """Pass block `number` with these weights, float32 [N, K] by layer, and activations so quantized."""
         block = self._copy(number)
         for name, weight in weights.items():
@@ -118,14 +112,15 @@ class BlockStream:
             output: Tensor | tuple[Tensor, ...] = block(hidden, **self._calls[number])
         return output[0] if isinstance(output, tuple) else output
 
-    def _quantize(self, formats: Mapping[str, ActivationFormat], note: Callable[[str, Tensor], None]) -> _Hook:
+    def _quantize(self, formats: Mapping[str, ActivationFormat | None], note: Callable[[str, Tensor], None]) -> _Hook:
         """Inputs are quantized, once a site, and noted."""
         last: dict[str, tuple[Tensor, Tensor]] = {}
 
         def hook(layer: str, x: Tensor) -> Tensor:
             site = self._site_of[layer]
             if site not in last or last[site][0] is not x:
-                last[site] = x, dequantized(x, formats[site])
+                fmt = formats[site]
+                last[site] = x, x.float() if fmt is None else dequantized(x, fmt)
                 note(site, last[site][1])
             return last[site][1]
 

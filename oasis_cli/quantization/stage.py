@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PretrainedConfig
 
 from oasis_cli.errors import InputError
 from oasis_cli.formats.atomic import is_finished, output_directory
@@ -21,14 +22,17 @@ from oasis_cli.formats.manifest import (
     refuse_other_run,
 )
 from oasis_cli.formats.packing import pack_indices
-from oasis_cli.formats.quantized import KIND, REPORT_NAME, SCHEMA_VERSION, LayerSpec, QuantizationSpec
+from oasis_cli.formats.quantized import KIND, REPORT_NAME, SCHEMA_VERSION, CacheSpec, LayerSpec, QuantizationSpec
 from oasis_cli.models.checkpoint import Checkpoint
 from oasis_cli.numerics.codebook import Codebook
 from oasis_cli.numerics.gemm import QuantizedWeight
 from oasis_cli.paths import user_path
 from oasis_cli.progress import SILENT, Progress
+from oasis_cli.quantization.baselines.stage import quantize_baseline
+from oasis_cli.quantization.cache import cache_codebooks
 from oasis_cli.quantization.folder import BlockFiles, block_of, finish_folder, with_sizes
 from oasis_cli.quantization.methods import Job, QuantizedLayer, quantizer_of
+from oasis_cli.quantization.selection import select_layers
 from oasis_cli.quantization.settings import QuantizationSettings
 from oasis_cli.quantization.tuning import Tuned, tune
 
@@ -110,7 +114,23 @@ def quantize(
     """
     started, out, calibration_folder = time.monotonic(), user_path(out), user_path(calibration_folder)
     calibration = read_calibration(calibration_folder)
-    spec = _specify(checkpoint, calibration, calibration_folder, options)
+    _refuse_other_model(checkpoint, calibration, calibration_folder)
+    layers = select_layers(checkpoint, calibration, options)
+    if options.is_baseline:
+        sites = {name: layer.site for name, layer in layers.items()}
+        found = quantize_baseline(
+            checkpoint,
+            out,
+            calibration,
+            sites,
+            options,
+            device=device,
+            resume=resume,
+            overwrite=overwrite,
+            progress=progress,
+        )
+        return QuantizationResult.from_report(out, found, time.monotonic() - started)
+    spec = _specify(checkpoint, calibration, calibration_folder, options, layers)
     origin = {"model": checkpoint.digest, "calibration": calibration.digest}
     block = manifest(KIND, SCHEMA_VERSION, origin, asdict(options) | {"outlier_fraction": spec.outlier_fraction})
     if resume and is_finished(out, REPORT_NAME):
@@ -130,10 +150,8 @@ def quantize(
     return QuantizationResult.from_report(out, report, time.monotonic() - started)
 
 
-def _specify(
-    checkpoint: Checkpoint, calibration: Calibration, folder: Path, options: QuantizationSettings
-) -> QuantizationSpec:
-    """The specification of the folder to be, once calibration and model are known to belong together."""
+def _refuse_other_model(checkpoint: Checkpoint, calibration: Calibration, folder: Path) -> None:
+    """Refuse a model that is quantized already, or a calibration that is not its own."""
     if checkpoint.quantization:
         raise InputError(f"{checkpoint.path}: already quantized ({checkpoint.quantization}); name the original model")
     if calibration.model_digest != checkpoint.digest:
@@ -141,13 +159,23 @@ def _specify(
             f"{folder}: made for another model ({calibration.manifest.get('model')}), not for {checkpoint.name}; "
             "run oasis calibrate on this one"
         )
+
+
+def _specify(
+    checkpoint: Checkpoint,
+    calibration: Calibration,
+    folder: Path,
+    options: QuantizationSettings,
+    layers: Mapping[str, LayerSpec],
+) -> QuantizationSpec:
+    """The specification of the folder to be; output channels are not known yet."""
+    config = checkpoint.config
     fraction = float(calibration.recipe["outlier_fraction"])
     if options.outlier_fraction not in (None, fraction):
         raise InputError(
             f"{folder}: calibrated with outliers {fraction}, not {options.outlier_fraction}; "
             f"run oasis calibrate with --outliers {options.outlier_fraction}"
         )
-    layers = {layer: LayerSpec(name, site.K, 0) for name, site in calibration.sites.items() for layer in site.layers}
     return QuantizationSpec(
         method=options.method,
         weight_bits=options.weight_bits,
@@ -157,12 +185,18 @@ def _specify(
         scale_kind=options.scale_kind if options.refits else calibration.recipe["scale_kind"],
         codebook_grid=options.codebook_grid,
         layers=layers,
+        cache=None if options.kv_bits is None else CacheSpec(options.kv_bits, _head_dim(config)),
     )
+
+
+def _head_dim(config: PretrainedConfig) -> int:
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def _quantize_blocks(job: Job, files: BlockFiles, progress: Progress) -> None:
     """Every block's files, those excepted that an interrupted run finished."""
     quantizer = quantizer_of(job)
+    caches = cache_codebooks(job.model, job.calibration.tokens, job.spec, job.options.seed, progress)
     with progress.task("quantizing", len(job.spec.layers), "layers") as task:
         for number, layers in files.blocks():
             if files.take_up(number):
@@ -170,7 +204,7 @@ def _quantize_blocks(job: Job, files: BlockFiles, progress: Progress) -> None:
                     quantizer.take_over(block_of(number), partial(files.read_layers, number))
             else:
                 found = quantizer.quantize(block_of(number), layers) if layers else iter(())
-                files.write_block(number, {name: _to_disk(name, job, layer) for name, layer in found})
+                files.write_block(number, {name: _to_disk(name, job, layer, caches.get(name)) for name, layer in found})
             task.advance(len(layers))
 
 
@@ -178,7 +212,8 @@ def _tune(job: Job, files: BlockFiles, kept: Path, run: str, progress: Progress)
     """Tune the finished files; what was found is written down first, so that no interruption mixes old and new."""
     tuned = Tuned.load(kept, run)
     if tuned is None:
-        layers = {name: layer for number, _ in files.blocks() for name, layer in files.read_layers(number).items()}
+        inside = [number for number, _ in files.blocks() if block_of(number) >= 0]
+        layers = {name: layer for number in inside for name, layer in files.read_layers(number).items()}
         tuned = tune(job, layers, progress)
         tuned.save(kept, run)
     for number, _ in files.blocks():
@@ -187,14 +222,24 @@ def _tune(job: Job, files: BlockFiles, kept: Path, run: str, progress: Progress)
     return tuned.report
 
 
-def _to_disk(name: str, job: Job, layer: QuantizedLayer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _to_disk(
+    name: str, job: Job, layer: QuantizedLayer, cache: Codebook | None
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    site, report = layer.site, layer.report.to_json()
+    if site is None:
+        return layer_tensors(name, job.spec, layer.weight, None, None, cache), report
     thresholds = job.calibration.sites[job.spec.layers[name].site].thresholds
-    tensors = layer_tensors(name, job.spec, layer.weight, layer.site.codebook, thresholds)
-    return tensors, layer.report.to_json() | {"site_grid_cost": layer.site.grid_cost}
+    tensors = layer_tensors(name, job.spec, layer.weight, site.codebook, thresholds, cache)
+    return tensors, report | {"site_grid_cost": site.grid_cost}
 
 
 def layer_tensors(
-    name: str, spec: QuantizationSpec, weight: QuantizedWeight, act_codebook: Codebook, thresholds: Tensor
+    name: str,
+    spec: QuantizationSpec,
+    weight: QuantizedWeight,
+    act_codebook: Codebook | None,
+    thresholds: Tensor | None,
+    cache_codebook: Codebook | None = None,
 ) -> dict[str, Tensor]:
     """A layer's tensors under the names they have on disk, as `declare_layer` promises them; its bias goes apart.
 
@@ -202,16 +247,21 @@ def layer_tensors(
         name: the layer.
         spec: of the folder.
         weight: N output channels of K.
-        act_codebook: the site's.
+        act_codebook: the site's; None where activations stay as they are.
         thresholds: the site's lower and upper, [2]; stored only where outliers are static.
+        cache_codebook: of the keys or values that the layer gives; None where they stay as they are.
     """
+    steps = weight.codebook.step, 0.0 if act_codebook is None else act_codebook.step
     tensors = {
         f"{name}.weight": pack_indices(weight.index),
         f"{name}.weight_codebook": weight.codebook.centroids,
         f"{name}.weight_scale": weight.scale,
-        f"{name}.act_codebook": act_codebook.centroids.clone(),  # safetensors stores no tensor twice
-        f"{name}.codebook_steps": torch.tensor([weight.codebook.step, act_codebook.step], dtype=torch.float32),
+        f"{name}.codebook_steps": torch.tensor(steps, dtype=torch.float32),
     }
-    if spec.outlier_mode == "static":
-        tensors[f"{name}.act_thresholds"] = thresholds.float().clone()
+    if act_codebook is not None:
+        tensors[f"{name}.act_codebook"] = act_codebook.centroids.clone()  # safetensors stores no tensor twice
+        if spec.outlier_mode == "static" and thresholds is not None:
+            tensors[f"{name}.act_thresholds"] = thresholds.float().clone()
+    if cache_codebook is not None:
+        tensors[f"{name}.cache_codebook"] = cache_codebook.centroids
     return tensors

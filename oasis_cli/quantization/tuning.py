@@ -139,7 +139,7 @@ def _student(job: Job, layers: Mapping[str, StoredLayer]) -> tuple[PreTrainedMod
             sites[site] = TunedSite(job.activation_format(site, layer.act_codebook), device, _compute_dtype(device))
         parent, _, leaf = name.rpartition(".")
         bias = originals[name].bias
-        tuned = TunedLinear(layer.weight, bias, sites[site])
+        tuned = TunedLinear(layer.weight, bias, sites[site], device)
         setattr(student.get_submodule(parent), leaf, tuned)
     return student.float(), sites
 
@@ -245,6 +245,7 @@ def _collect(job: Job, student: nn.Module) -> dict[str, Tensor]:
         if isinstance(layer, TunedLinear):
             found[f"{name}.weight_scale"] = layer.scale().clamp(max=_LARGEST_HALF).half().cpu()
             found[f"{name}.weight_codebook"] = layer.codebook.ship()
-            found[f"{name}.act_codebook"] = layer.site.codebook.ship()
+            if layer.site.codebook is not None:
+                found[f"{name}.act_codebook"] = layer.site.codebook.ship()
     dtypes = {name: parameter.dtype for name, parameter in job.model.named_parameters()}
     return found | {name: value.to(dtypes[name]).cpu() for name, value in _norms(student)}

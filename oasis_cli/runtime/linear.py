@@ -15,6 +15,7 @@ from oasis_cli.numerics.gemm import (
     QuantizedActivations,
     QuantizedWeight,
     apply_weight,
+    dequantized,
     quantize_activations,
 )
 
@@ -68,8 +69,9 @@ class OasisLinear(nn.Module):
     weight: Tensor
     weight_codebook: Tensor
     weight_scale: Tensor
-    act_codebook: Tensor
+    act_codebook: Tensor | None
     act_thresholds: Tensor | None
+    cache_codebook: Tensor | None
     codebook_steps: Tensor
     bias: Tensor | None
 
@@ -84,11 +86,13 @@ class OasisLinear(nn.Module):
         self.spec = spec
         self.in_features = spec.layers[name].in_features
         self.out_features = spec.layers[name].out_features
-        self.register_buffer("act_thresholds", None)
+        self.layer = spec.layers[name]
+        for optional in ("act_codebook", "act_thresholds", "cache_codebook"):
+            self.register_buffer(optional, None)
         self.register_buffer("bias", None)
         for tensor, (shape, dtype) in declare_layer(name, spec, bias).items():
             self.register_buffer(tensor.rpartition(".")[2], torch.zeros(shape, dtype=dtype, device=device))
-        self._operands: tuple[ActivationFormat, QuantizedWeight] | None = None
+        self._operands: tuple[ActivationFormat | None, QuantizedWeight] | None = None
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
@@ -101,26 +105,42 @@ class OasisLinear(nn.Module):
             [..., N] in the dtype of x.
         """
         fmt, weight = self._unpacked()
-        y = apply_weight(_LAST_INPUT.quantize(x, fmt), fmt.codebook, weight)
+        if fmt is None:
+            y = nn.functional.linear(x.reshape(-1, self.in_features).float(), weight.dequantize())
+            y = y if weight.bias is None else y + weight.bias.float()
+        else:
+            y = apply_weight(_LAST_INPUT.quantize(x, fmt), fmt.codebook, weight)
+        if self.cache_codebook is not None and self.spec.cache is not None:
+            heads = y.reshape(-1, self.spec.cache.head_dim)
+            y = dequantized(heads, ActivationFormat(Codebook(self.cache_codebook), self.spec.scale_kind))
         return y.to(x.dtype).reshape(*x.shape[:-1], self.out_features)
 
     def quantize_activations(self, x: Tensor) -> QuantizedActivations:
-        """The layer's input, float [..., K], as both branches take it: its rows as M tokens, quantized."""
-        return _LAST_INPUT.quantize(x, self._unpacked()[0])
+        """The layer's input, float [..., K], as both branches take it: its rows as M tokens, quantized.
 
-    def _unpacked(self) -> tuple[ActivationFormat, QuantizedWeight]:
+        Raises:
+            ValueError: the layer leaves its input as it is.
+        """
+        fmt = self._unpacked()[0]
+        if fmt is None:
+            raise ValueError("this layer's activations are not quantized")
+        return _LAST_INPUT.quantize(x, fmt)
+
+    def _unpacked(self) -> tuple[ActivationFormat | None, QuantizedWeight]:
         if self._operands is None:
             self._operands = self._unpack()
         return self._operands
 
-    def _unpack(self) -> tuple[ActivationFormat, QuantizedWeight]:
+    def _unpack(self) -> tuple[ActivationFormat | None, QuantizedWeight]:
         weight_step, act_step = self.codebook_steps.tolist()
-        activations = ActivationFormat(
-            Codebook(self.act_codebook, act_step),
-            self.spec.scale_kind,
-            self.spec.outliers_a_side(self.in_features),
-            self.act_thresholds,
-        )
+        activations = None
+        if self.act_codebook is not None:
+            activations = ActivationFormat(
+                Codebook(self.act_codebook, act_step),
+                self.spec.scale_kind,
+                self.spec.outliers_a_side(self.in_features),
+                self.act_thresholds,
+            )
         index = unpack_indices(self.weight, self.in_features)
         return activations, QuantizedWeight(
             index, Codebook(self.weight_codebook, weight_step), self.weight_scale, self.bias
@@ -155,5 +175,5 @@ class OasisLinear(nn.Module):
 
     def extra_repr(self) -> str:
         """What `print(model)` shows."""
-        bits = f"W{self.spec.weight_bits}A{self.spec.act_bits}"
+        bits = f"W{self.layer.weight_bits}A{self.layer.act_bits}"
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, {bits}"

@@ -6,6 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from oasis_cli.errors import InputError
+from oasis_cli.formats.baseline import BASELINE_QUANT_METHOD, BaselineSpec
 from oasis_cli.formats.quantized import QuantizationSpec
 from oasis_cli.models.checkpoint import Checkpoint, open_checkpoint, refuse_incomplete
 from oasis_cli.models.quiet import quiet_transformers
@@ -25,18 +26,31 @@ def open_quantized(folder: str | Path) -> tuple[Checkpoint, QuantizationSpec]:
     return checkpoint, spec
 
 
+def open_baseline(folder: str | Path) -> tuple[Checkpoint, BaselineSpec]:
+    """Find a folder of a method to compare with and read its specification, without loading it.
+
+    Raises:
+        InputError: not there, damaged, or of another kind.
+    """
+    checkpoint = open_checkpoint(folder)
+    block = getattr(checkpoint.config, "quantization_config", None) or {}
+    return checkpoint, BaselineSpec.from_config(block, str(checkpoint.path / "config.json"))
+
+
 def load(folder: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """Load a quantized folder for inference.
+    """Load what `oasis quantize` wrote, by any method, for inference.
 
     Args:
-        folder: what `oasis quantize` wrote.
+        folder: of any method.
         device: where the model goes.
         dtype: of what is not quantized (embeddings, norms, output head) and of the activations between layers.
 
     Raises:
-        InputError: as `open_quantized`, or any tensor is missing, unexpected or of another shape.
+        InputError: not there, damaged, quantized by another tool, or any tensor is missing, unexpected or of another
+            shape.
     """
-    checkpoint, _ = open_quantized(folder)
+    checkpoint = open_checkpoint(folder)
+    checkpoint, _ = (open_baseline if checkpoint.quantization == BASELINE_QUANT_METHOD else open_quantized)(folder)
     with quiet_transformers():
         model, info = AutoModelForCausalLM.from_pretrained(
             checkpoint.path,

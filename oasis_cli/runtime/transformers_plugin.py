@@ -18,6 +18,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from oasis_cli.errors import InputError
 from oasis_cli.formats.quantized import QUANT_METHOD, QuantizationSpec
+from oasis_cli.runtime import baseline as baseline  # enters its own method
 from oasis_cli.runtime.declared import compare_layers, compare_shapes
 from oasis_cli.runtime.linear import OasisLinear
 

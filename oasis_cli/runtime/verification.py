@@ -10,6 +10,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from oasis_cli.errors import CheckError, InputError
+from oasis_cli.formats.baseline import BASELINE_KIND, BASELINE_SCHEMA_VERSION
 from oasis_cli.formats.manifest import digest_file, read_json, read_sealed
 from oasis_cli.formats.packing import unpack_indices
 from oasis_cli.formats.quantized import (
@@ -25,7 +26,7 @@ from oasis_cli.models.checkpoint import Checkpoint, all_finite
 from oasis_cli.numerics.codebook import grid_integers
 from oasis_cli.progress import SILENT, Progress
 from oasis_cli.runtime.declared import compare_layers
-from oasis_cli.runtime.loading import open_quantized
+from oasis_cli.runtime.loading import load, open_baseline, open_quantized
 
 _CURE: Final = "run oasis quantize again"
 
@@ -72,12 +73,40 @@ def _is_ours(folder: Path) -> bool:
     return isinstance(block, dict) and block.get("quant_method") == QUANT_METHOD
 
 
-def _check_digests(folder: Path) -> Iterator[str]:
+def verify_baseline(folder: str | Path, progress: Progress = SILENT) -> list[str]:
+    """Check the folder of a method to compare with.
+
+    Args:
+        folder: what `oasis quantize` wrote.
+        progress: told about every tensor.
+
+    Returns:
+        What was checked, one line each.
+
+    Raises:
+        InputError: nothing there that oasis quantized.
+        CheckError: any damage.
+    """
+    checkpoint, spec = open_baseline(folder)
+    problems = list(_check_digests(checkpoint.path, BASELINE_KIND, BASELINE_SCHEMA_VERSION))
+    if problems:
+        raise CheckError(problems[0] + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""))
+    tensors = load(folder).state_dict()
+    for name, tensor in tensors.items():
+        if not all_finite(tensor):
+            raise CheckError(f"{checkpoint.path}: {name} holds NaN or infinity; {_CURE}")
+    return [
+        f"files: every SHA-256 that {REPORT_NAME} lists",
+        f"tensors: {len(tensors)}, all there and finite; {len(spec.layers)} layers of {spec.method}",
+    ]
+
+
+def _check_digests(folder: Path, kind: str = KIND, version: int = SCHEMA_VERSION) -> Iterator[str]:
     report = folder / REPORT_NAME
     if not report.is_file():
         yield f"{folder}: lacks {REPORT_NAME}, which has the digests of its files; {_CURE}"
         return
-    files = read_sealed(report, KIND, SCHEMA_VERSION).get("files")
+    files = read_sealed(report, kind, version).get("files")
     if not isinstance(files, dict) or not files:
         yield f"{report}: damaged, lists no files; {_CURE}"
         return
@@ -112,8 +141,8 @@ def _check_layer(tensors: dict[str, Tensor], sizes: LayerSpec, spec: Quantizatio
     """What is wrong with a layer's numbers taken by themselves."""
     weight = tensors["weight"]
     highest = int(unpack_indices(weight, sizes.in_features).max())
-    if highest >= 1 << spec.weight_bits:
-        yield f"has a weight index of {highest}, beyond {spec.weight_bits} bits"
+    if highest >= 1 << sizes.weight_bits:
+        yield f"has a weight index of {highest}, beyond {sizes.weight_bits} bits"
     if sizes.in_features % 2 and bool((weight[:, -1] >> 4).any()):
         yield "has something in the padding after its last index"
     for name, tensor in tensors.items():
@@ -122,7 +151,7 @@ def _check_layer(tensors: dict[str, Tensor], sizes: LayerSpec, spec: Quantizatio
         elif name.endswith("_codebook") and bool((tensor.diff() < 0).any()):
             yield f"has a {name} that does not ascend"
     for name, step in zip(("weight_codebook", "act_codebook"), tensors["codebook_steps"].tolist(), strict=True):
-        if not _is_on_grid(tensors[name], step, spec):
+        if name in tensors and not _is_on_grid(tensors[name], step, spec):
             yield f"has a {name} that is not on the {spec.codebook_grid} grid of step {step}"
     if "act_thresholds" in tensors and tensors["act_thresholds"].diff() < 0:
         yield "has thresholds that descend"

@@ -137,6 +137,8 @@ def test_eval(result_of: ResultOf, chain: Chain, kind: str) -> None:
         "seqlen": int,
         "bos": bool,
         "protocol": str,
+        "window_nll": list,
+        "against": type(None),
     }
     assert {name: type(value) for name, value in entry.items()} == types
     assert (entry["tokens"], entry["windows"], entry["seqlen"]) == (2 * 63, 2, 64)
@@ -146,6 +148,21 @@ def test_eval(result_of: ResultOf, chain: Chain, kind: str) -> None:
 
 def test_eval_of_one_window_has_no_spread(result_of: ResultOf, chain: Chain) -> None:
     assert result_of("eval", chain.model, "--seqlen", 64, "--limit", 1)["perplexity"][0]["stderr"] is None
+
+
+def test_eval_against_the_original(result_of: ResultOf, chain: Chain) -> None:
+    """KL, agreement and the ratio of perplexities, which two separate evaluations give too."""
+    options = ("--seqlen", 64, "--limit", 3)
+    found = result_of("eval", chain.quantized, "--against", chain.model, *options)
+    alone = [result_of("eval", each, *options)["perplexity"][0] for each in (chain.quantized, chain.model)]
+    assert alone[0]["against"] is None
+    compared = found["perplexity"][0]["against"]
+    assert compared["ratio"] == pytest.approx(alone[0]["value"] / alone[1]["value"])
+    assert compared["perplexity"] == pytest.approx(alone[1]["value"])
+    assert 0 < compared["kl_mean"] < compared["kl_max"]
+    assert 0.02 < compared["top1_agreement"] < 1
+    assert found["against"]["kl_mean"] == pytest.approx(compared["kl_mean"])
+    assert found["inputs"]["against"] != found["inputs"]["model"]
 
 
 def test_eval_of_several_texts(result_of: ResultOf, chain: Chain, workspace: Path) -> None:

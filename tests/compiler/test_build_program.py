@@ -108,7 +108,7 @@ TINY = ModelShape("tiny", hidden=8, intermediate=12, blocks=1, heads=2, kv_heads
 
 def spec_of(layers: dict[str, tuple[str, int, int]]) -> QuantizationSpec:
     return QuantizationSpec(
-        "oasis", layers={f"model.layers.0.{name}": LayerSpec(*entry) for name, entry in layers.items()}
+        "oasis", layers={f"model.layers.0.{name}": LayerSpec(*entry, 4, 4) for name, entry in layers.items()}
     )
 
 

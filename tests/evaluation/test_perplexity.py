@@ -140,5 +140,49 @@ def test_the_result_goes_into_json_with_all_it_took() -> None:
     assert record["tokens"] == 2 * 7
     assert "windows of 8 tokens" in record["protocol"]
     assert set(record) == {
-        *("value", "nll_mean", "stderr", "tokens", "windows", "seqlen", "bos", "data", "digest", "protocol")
+        *("value", "nll_mean", "stderr", "tokens", "windows", "seqlen", "bos", "data", "digest", "protocol"),
+        *("window_nll", "against"),
     }
+    assert record["against"] is None
+
+
+def test_comparison_by_hand() -> None:
+    """The reference holds both tokens for equally likely, the model gives them 1/4 and 3/4."""
+    model, reference = torch.tensor([[1.0, 3.0], [1.0, 3.0]]).log(), torch.zeros(2, 2)
+    windows = windows_of(torch.tensor([[0, 1, 1], [0, 0, 0]]))
+    found = perplexity(lambda tokens: model[tokens], windows, reference=lambda tokens: reference[tokens]).against
+    assert found is not None
+    divergence = 0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75)
+    assert (found.kl_mean, found.kl_max) == (pytest.approx(divergence), pytest.approx(divergence))
+    assert found.kl_stderr == pytest.approx(0, abs=1e-7)
+    assert found.top1_agreement == 0  # equal logits: the first token; the model: the second
+    assert found.perplexity == pytest.approx(2)
+    # -ln p is ln 4/3 in the first window and ln 4 in the second, ln 2 for the reference
+    differences = math.log(4 / 3) - math.log(2), math.log(4) - math.log(2)
+    assert found.ratio == pytest.approx(math.exp(sum(differences) / 2))
+    assert found.ratio_stderr == pytest.approx(found.ratio * abs(differences[0] - differences[1]) / 2, rel=1e-6)
+
+
+def test_a_model_agrees_with_itself() -> None:
+    _, logits = bigram(50)
+    found = perplexity(logits, windows_of(random_tokens(3, 300, 50)), reference=logits).against
+    assert found is not None
+    assert (found.kl_mean, found.ratio, found.ratio_stderr, found.top1_agreement) == (0, 1, 0, 1)
+
+
+def test_comparison_agrees_with_a_few_lines_of_float64() -> None:
+    (table, logits), other = bigram(50), bigram(50, spread=1.0)[0].flip(0)
+    tokens = random_tokens(2, 300, 50)
+    found = perplexity(logits, windows_of(tokens), reference=lambda tokens: other[tokens]).against
+    assert found is not None
+    p, q = (np.exp(t.double().numpy()) / np.exp(t.double().numpy()).sum(axis=1, keepdims=True) for t in (other, table))
+    rows = tokens.numpy()[:, :-1]
+    each = (p * np.log(p / q)).sum(axis=1)[rows]
+    assert (found.kl_mean, found.kl_max) == (pytest.approx(each.mean(), rel=1e-5), pytest.approx(each.max(), rel=1e-5))
+    assert found.top1_agreement == pytest.approx((p.argmax(axis=1) == q.argmax(axis=1))[rows].mean())
+
+
+def test_a_broken_reference_is_refused() -> None:
+    _, logits = bigram(5)
+    with pytest.raises(InputError, match="window 0"):
+        perplexity(logits, windows_of(random_tokens(1, 8, 5)), reference=lambda tokens: logits(tokens) * math.nan)

@@ -122,7 +122,13 @@ def write_folder(path: Path, model: PreTrainedModel, spec: QuantizationSpec) -> 
         if isinstance(module, torch.nn.Linear) and name != "lm_head":
             parent, _, own = name.rpartition(".")
             shared = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate_up", "up_proj": "gate_up"}
-            layers[name] = LayerSpec(f"{parent}.{shared.get(own, own)}", module.in_features, module.out_features)
+            layers[name] = LayerSpec(
+                f"{parent}.{shared.get(own, own)}",
+                module.in_features,
+                module.out_features,
+                spec.weight_bits,
+                spec.act_bits,
+            )
             tensors |= quantize_by_hand(name, module.weight, spec)
     spec = replace(spec, layers=layers)
     path.mkdir()
@@ -159,7 +165,8 @@ def make_layer() -> Callable[..., OasisLinear]:
     """Makes one quantized layer of random weights, with settings of the specification."""
 
     def make(N: int, K: int, bias: bool = False, **settings: Any) -> OasisLinear:
-        spec = replace(SPEC, layers={"layer": LayerSpec("site", K, N)}, **settings)
+        spec = replace(SPEC, **settings)
+        spec = replace(spec, layers={"layer": LayerSpec("site", K, N, spec.weight_bits, spec.act_bits)})
         layer = OasisLinear("layer", spec, torch.float32 if bias else None)
         generator = torch.Generator().manual_seed(N * 1000 + K)
         tensors = quantize_by_hand("layer", torch.randn(N, K, generator=generator), spec)
