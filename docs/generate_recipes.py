@@ -91,6 +91,8 @@ def _type(entry: Mapping[str, Any]) -> str:
     if "enum" in entry:
         return ", ".join(f"`{value}`" for value in entry["enum"])
     kind = {"string": "text", "integer": "integer", "number": "number", "boolean": "`true`, `false`", "null": "`null`"}
+    if "$ref" in entry:
+        return "mapping"
     if entry["type"] == "array":
         return f"list of {_type(entry['items'])}s"
     low, high = entry.get("minimum"), entry.get("maximum")

@@ -87,7 +87,7 @@ def test_python_blocks_run(name: str) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=by_name)
 def test_commands_that_are_named_exist(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    top = click.Context(oasis)
+    top = click.Context(oasis, **oasis.context_settings)
     for line in re.findall(r"`oasis ([^`]+)`", text):
         words = line.split()
         command = oasis if words[0].startswith("-") else oasis.get_command(top, words[0])

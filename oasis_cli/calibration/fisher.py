@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from oasis_cli.models.sites import Site, decoder_blocks
 
-SiteVisitor = Callable[[Site, Tensor, Tensor], None]
-"""Called with a site, its activations [T, K] and the loss's gradient with respect to them [T, K]."""
+SiteVisitor = Callable[[Site, Tensor, Tensor | None], None]
+"""Called with a site, its activations [T, K] and the loss's gradient with respect to them [T, K], if there is one."""
 
 # Positions whose logits exist at a time: a vocabulary of 50,000 then costs 100 MB a copy, not 400.
 _HEAD_CHUNK = 512
@@ -30,7 +30,9 @@ class _BlockCall:
     kwargs: dict[str, Any]
 
 
-def visit_sites(model: nn.Module, sites: Sequence[Site], tokens: Tensor, visit: SiteVisitor) -> float:
+def visit_sites(
+    model: nn.Module, sites: Sequence[Site], tokens: Tensor, visit: SiteVisitor, gradients: bool = True
+) -> float:
     """Run one sequence forward and backward, showing every site's activations and gradients to `visit`.
 
     The loss is the summed next-token cross-entropy of the sequence.
@@ -40,12 +42,17 @@ def visit_sites(model: nn.Module, sites: Sequence[Site], tokens: Tensor, visit: 
         sites: the sites to visit, of `find_sites(model)`.
         tokens: int64 [1, T], T at least 2.
         visit: called once a site, from the last block to the first.
+        gradients: False leaves the backward pass out, and shows activations alone.
 
     Returns:
         The loss per predicted token.
     """
     _, blocks = decoder_blocks(model)
     calls, last_hidden = _forward(model, blocks, tokens)
+    if not gradients:
+        for index in range(len(blocks) - 1, -1, -1):
+            _visit_block(model, blocks[index], calls[index], [site for site in sites if site.block == index], visit)
+        return _head_loss(model, blocks, tokens, last_hidden)
     loss, gradient = _head_gradient(model, blocks, tokens, last_hidden)
     for index in range(len(blocks) - 1, -1, -1):
         block_sites = [site for site in sites if site.block == index]
@@ -105,19 +112,49 @@ def _head_gradient(model: nn.Module, blocks: nn.ModuleList, tokens: Tensor, hidd
     return total / (T - 1), gradient
 
 
-def _backward_block(
-    model: nn.Module, block: nn.Module, call: _BlockCall, sites: Sequence[Site], gradient: Tensor, visit: SiteVisitor
-) -> Tensor:
-    """Run one block again with its graph, show its sites, and return the gradient with respect to its input."""
+@torch.no_grad()
+def _head_loss(model: nn.Module, blocks: nn.ModuleList, tokens: Tensor, hidden: Tensor) -> float:
+    """Mean loss of what left the last block."""
+    T, total = tokens.shape[1], 0.0
+    with _blocks_skipped(blocks, hidden):
+        for start in range(0, T - 1, _HEAD_CHUNK):
+            positions = torch.arange(start, min(start + _HEAD_CHUNK, T - 1), device=tokens.device)
+            logits = model(input_ids=tokens, use_cache=False, logits_to_keep=positions).logits[0]
+            total += float(nn.functional.cross_entropy(logits.float(), tokens[0, positions + 1], reduction="sum"))
+    return total / (T - 1)
+
+
+@contextmanager
+def _watched(model: nn.Module, sites: Sequence[Site]) -> Iterator[dict[str, Tensor]]:
+    """Within the context, what the sites receive, by name."""
     inputs: dict[str, Tensor] = {}
-    with ExitStack() as hooks, torch.enable_grad():
+    with ExitStack() as hooks:
         for site in sites:
-            layer = model.get_submodule(site.layers[0])
 
             def note(_: nn.Module, args: tuple[Any, ...], name: str = site.name) -> None:
                 inputs[name] = args[0]
 
+            layer = model.get_submodule(site.layers[0])
             hooks.callback(layer.register_forward_pre_hook(note).remove)
+        yield inputs
+
+
+@torch.no_grad()
+def _visit_block(
+    model: nn.Module, block: nn.Module, call: _BlockCall, sites: Sequence[Site], visit: SiteVisitor
+) -> None:
+    """Run one block again and show its sites."""
+    with _watched(model, sites) as inputs:
+        block(call.hidden, **call.kwargs)
+    for site in sites:
+        visit(site, inputs[site.name].reshape(-1, site.K), None)
+
+
+def _backward_block(
+    model: nn.Module, block: nn.Module, call: _BlockCall, sites: Sequence[Site], gradient: Tensor, visit: SiteVisitor
+) -> Tensor:
+    """Run one block again with its graph, show its sites, and return the gradient with respect to its input."""
+    with _watched(model, sites) as inputs, torch.enable_grad():
         leaf = call.hidden.detach().requires_grad_()
         output = _first(block(leaf, **call.kwargs))
         wanted = [leaf, *(inputs[site.name] for site in sites)]

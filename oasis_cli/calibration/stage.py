@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -66,6 +66,8 @@ class CalibrationSettings:
         seed: of the draw of sequences and of K-Means.
         outlier_fraction: outliers a side, as a share of a token's K values; they are left out of the clustering.
         scale_kind: the token scale s_t of the codebooks; method oasis-plus finds codebooks of its own.
+        importance: what a value weighs in K-Means: `fisher`, its diagonal Fisher information as in the paper, or
+            `error`, its squared error alone, which needs no backward pass and takes about a third of the time.
     """
 
     dataset: str | None = None
@@ -74,6 +76,7 @@ class CalibrationSettings:
     seed: int = Field(default=0, ge=0)
     outlier_fraction: float = Field(default=0.005, ge=0, le=0.5)
     scale_kind: ScaleKind = "absmax"
+    importance: Literal["fisher", "error"] = "fisher"
 
 
 @dataclass(frozen=True)
@@ -199,13 +202,13 @@ def _pass_tokens(
     done, total = _load_state(state, run, statistics)
     device = next(model.parameters()).device
 
-    def visit(site: Site, x: Tensor, gradient: Tensor) -> None:
+    def visit(site: Site, x: Tensor, gradient: Tensor | None) -> None:
         statistics[site.name].add(site.name, x, gradient, options.outlier_fraction, options.scale_kind)
 
     with progress.task("calibrating", len(windows.tokens), "sequences") as task:
         task.advance(done)
         for number, tokens in enumerate(windows.tokens[done:], start=done + 1):
-            total += visit_sites(model, sites, tokens[None].to(device), visit)
+            total += visit_sites(model, sites, tokens[None].to(device), visit, options.importance == "fisher")
             _save_state(state, run, statistics, number, total)
             task.advance()
     return statistics, total / len(windows.tokens)

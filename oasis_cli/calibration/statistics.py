@@ -18,7 +18,7 @@ class SiteStatistics:
     """Running sums of one site.
 
     Attributes:
-        histogram: inliers' x / s_t, each weighted by the Fisher information of that value.
+        histogram: inliers' x / s_t, each weighted by its importance.
         second_moments: sum of x**2, float64 [K].
         sums: float64 [6]: tokens, zero tokens, sum of s_t, sum of the token's k-th smallest value, of its k-th
             largest, and of tokens whose k-th largest or smallest value is tied with one left inside.
@@ -40,7 +40,7 @@ class SiteStatistics:
             torch.tensor([torch.inf, -torch.inf, torch.inf, -torch.inf]),
         )
 
-    def add(self, name: str, x: Tensor, gradient: Tensor, fraction: float, kind: ScaleKind) -> None:
+    def add(self, name: str, x: Tensor, gradient: Tensor | None, fraction: float, kind: ScaleKind) -> None:
         """Take in the activations of one sequence.
 
         Clustering happens on v = x / s_t, and the loss's gradient with respect to v is s_t times that with respect
@@ -49,14 +49,15 @@ class SiteStatistics:
         Args:
             name: the site's, for messages.
             x: activations, float [T, K].
-            gradient: of the loss with respect to x, [T, K].
+            gradient: of the loss with respect to x, [T, K]; None takes 1 for all, so that v weighs s_t**2, the squared
+                error of x.
             fraction: outliers a side.
             kind: token scale.
 
         Raises:
             InputError: a value is not finite.
         """
-        x, gradient = x.float(), gradient.float()
+        x, gradient = x.float(), torch.ones(1, 1, device=x.device) if gradient is None else gradient.float()
         for what, tensor in (("an activation", x), ("a gradient", gradient)):
             if not bool(tensor.sum().isfinite()):  # a sum keeps the mark of any value that is not finite
                 raise InputError(f"{name}: {what} is not finite; the model overflows in this dtype or is damaged")
@@ -68,7 +69,7 @@ class SiteStatistics:
             leave_out = found.mask | leave_out
             self.sums[3:] += torch.stack([s.double().sum() for s in (found.lower, found.upper, found.tied)]).cpu()
         safe = torch.where(scale > 0, scale, 1.0)[:, None]
-        self.histogram.add(x / safe, (gradient * safe).square_(), leave_out)
+        self.histogram.add(x / safe, (gradient * safe).square_().expand_as(x), leave_out)
         self.second_moments += x.square().sum(dim=0, dtype=torch.float64).cpu()
         self.sums[:3] += torch.stack([torch.tensor(len(x)), (scale == 0).sum().cpu(), scale.double().sum().cpu()])
         seen = torch.stack([scale.min(), scale.max(), x.min(), x.max()]).cpu()
@@ -99,7 +100,7 @@ class SiteStatistics:
             "x": {"min": float(self.extremes[2]), "max": float(self.extremes[3])},
             "threshold": {"lower": lower / tokens, "upper": upper / tokens},
             "tied_tokens": int(tied),
-            "fisher_total": float(self.histogram.weight.sum()),
+            "importance_total": float(self.histogram.weight.sum()),
         }
 
     def state(self) -> dict[str, Tensor]:

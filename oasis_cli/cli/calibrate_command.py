@@ -36,6 +36,7 @@ from oasis_cli.cli.render import emit_json, head, progress_bars, show_pairs
     metavar="KIND",
     help="Token scale, for methods oasis and oasis-s: absmax, rms, mean_abs, inlier_absmax.  [default: absmax]",
 )
+@click.option("--importance", metavar="KIND", help="Of a value in K-Means: fisher or error.  [default: fisher]")
 @device_option
 @threads_option
 @resume_option

@@ -73,7 +73,8 @@ class QuantizationSettings:
             to float16.
         seed: of K-Means over the weights, of the order of tuning, and of the signs of quarot's rotation.
         ignore: regular expressions; layers in whose names one is found stay as they are.
-        overrides: other bits for some layers; of several entries that fit, the last one counts.
+        overrides: other bits for some layers, such as `{layers: 'down_proj$', weight_bits: 3, act_bits: 4}`, either
+            side of which may be left out; of several entries that fit, the last one counts.
         kv_bits: bits of an index of a cached key or value, which share a codebook a layer and have one scale a token
             and head; None leaves the cache as it is. Keys are quantized before their rotation.
         head_bits: n_W of the output head, whose activations stay as they are; None leaves it as it is.

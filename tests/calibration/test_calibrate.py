@@ -95,11 +95,11 @@ def test_an_interrupted_run_resumes_to_the_same_bytes(
     calibrate(checkpoint, tmp_path / "whole", options)
     seen: list[int] = []
 
-    def interrupted(model, sites, tokens, visit):  # type: ignore[no-untyped-def]
+    def interrupted(*args):  # type: ignore[no-untyped-def]
         if len(seen) == 2:
             raise KeyboardInterrupt
         seen.append(1)
-        return visit_sites(model, sites, tokens, visit)
+        return visit_sites(*args)
 
     monkeypatch.setattr("oasis_cli.calibration.stage.visit_sites", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -155,3 +155,24 @@ def test_damage_is_found_on_reading(chain: Chain, tmp_path: Path) -> None:
         (out / "calibration.json").write_text(json.dumps(manifest | change))
         with pytest.raises(InputError):
             read_calibration(out)
+
+
+def test_importance_of_errors_alone(chain: Chain, tmp_path: Path) -> None:
+    """Every inlier weighs the square of its token's scale; centroids are the best for that, and other than Fisher's."""
+    options = CalibrationSettings(samples=4, seqlen=128, importance="error")
+    calibrate(open_checkpoint(chain.model), tmp_path / "c", options)
+    name = "model.layers.1.self_attn.q_proj+k_proj+v_proj"
+    site, fisher = (read_calibration(folder).sites[name] for folder in (tmp_path / "c", chain.calibration))
+    scales: list[torch.Tensor] = []
+    checkpoint = open_checkpoint(chain.model)
+    windows = calibration_windows(load_text(None, "calibration"), checkpoint.load_tokenizer(), 4, 128, 0)
+    model = checkpoint.load_model()
+    sites = [each for each in find_sites(model) if each.name == name]
+    for tokens in windows.tokens:
+        visit_sites(model, sites, tokens[None], lambda _s, x, _g: scales.append(x.abs().amax(dim=1)), False)
+    expected = (torch.cat(scales).double() ** 2).sum() * (128 - 2)  # K = 128 less an outlier a side
+    assert site.points.weights.sum() == pytest.approx(float(expected), rel=1e-5)
+    assert not torch.equal(site.centroids[4], fisher.centroids[4])
+    assert torch.equal(site.thresholds, fisher.thresholds)
+    values, weights = site.points.values, site.points.weights
+    assert price(site.centroids[4].numpy(), values, weights) <= price(fisher.centroids[4].numpy(), values, weights)

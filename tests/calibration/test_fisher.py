@@ -57,6 +57,20 @@ def test_equals_one_backward_pass(family: str, chunk: int, monkeypatch: pytest.M
         torch.testing.assert_close(found[name][1], gradient, rtol=1e-4, atol=1e-7)
 
 
+def test_without_gradients_activations_and_loss_are_the_same() -> None:
+    model, tokens = make("llama"), torch.randint(0, 40, (1, 33), generator=torch.Generator().manual_seed(1))
+    sites = find_sites(model)
+    both: list[dict[str, torch.Tensor]] = [{}, {}]
+    losses = [
+        visit_sites(model, sites, tokens, lambda site, x, g, kept=kept: kept.__setitem__(site.name, x), gradients)
+        for kept, gradients in zip(both, (True, False), strict=True)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    assert list(both[0]) == list(both[1])
+    for name, x in both[0].items():
+        torch.testing.assert_close(both[1][name], x)
+
+
 def test_gradient_by_finite_difference() -> None:
     """One activation nudged by hand moves the loss by its gradient."""
     model, tokens = make("llama").double(), torch.randint(0, 40, (1, 12), generator=torch.Generator().manual_seed(2))
