@@ -5,26 +5,33 @@ part stays unseen. Two threads need about five minutes. The same machine and ver
 
     python examples/train_tiny_model.py                                  # writes oasis_cli/tiny
     python examples/train_tiny_model.py --out tiny --held-out 0.1   # how --steps was chosen
+
+It also makes small models of another family, on texts of your own, to compare methods on:
+
+    python examples/train_tiny_model.py --family qwen2 --hidden 192 --mlp 576 --blocks 5 --vocabulary 2048 \
+        --text wiki.valid.raw --text c4_docs.jsonl --steps 800 --out small-qwen2
 """
 
 import argparse
 import math
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 import oasis_cli
 from oasis_cli.data.embedded import embedded_text
 from oasis_cli.data.source import TextSource
+from oasis_cli.data.text import load_text
 
 END = "<|endoftext|>"
-VOCABULARY = 1024
+NAMES = {"llama": "LLaMA", "mistral": "Mistral", "qwen2": "Qwen2"}
 CONTEXT = 256
 BATCH = 16
 PEAK_RATE = 3e-3
@@ -33,28 +40,43 @@ NOISE = 0.1
 
 README = """# A toy model
 
-Made by `examples/train_tiny_model.py` and by nothing else: a LLaMA of {parameters:,} parameters ({layers} blocks,
+Made by `examples/train_tiny_model.py` and by nothing else: a {family} of {parameters:,} parameters ({layers} blocks,
 hidden {hidden}, {heads} heads, {kv_heads} key/value heads, vocabulary {vocabulary}, float32), trained for {steps}
-steps of {batch} windows of {context} tokens on the calibration part of the embedded text (the English topics that
-CPython carries in `pydoc_data.topics`), whose digest was
+steps of {batch} windows of {context} tokens on {texts}, whose digest was
 
     {digest}
 
 It lets every command run without network and in seconds. Its figures are a toy's: they say whether the chain works
 and nothing about large language models or about a quantization method. Never quote them.
-
+{licence}"""
+EMBEDDED = """the calibration part of the embedded text (the English topics that
+CPython carries in `pydoc_data.topics`)"""
+LICENCE = """
 The text it was trained on is the Python documentation, © Python Software Foundation, under the PSF License
 Version 2.
 """
 
 
-def train_tokenizer(source: TextSource) -> PreTrainedTokenizerFast:
+@dataclass(frozen=True)
+class Sizes:
+    """What is built: the family's model_type, and its sizes."""
+
+    family: str
+    hidden: int
+    mlp: int
+    blocks: int
+    heads: int
+    kv_heads: int
+    vocabulary: int
+
+
+def train_tokenizer(source: TextSource, vocabulary: int) -> PreTrainedTokenizerFast:
     """Byte-level BPE of the source's documents; any text can be written with it, and nothing is added to a text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         special_tokens=[END],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
@@ -70,38 +92,38 @@ def train_tokenizer(source: TextSource) -> PreTrainedTokenizerFast:
     )
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+def build_model(tokenizer: PreTrainedTokenizerFast, sizes: Sizes) -> PreTrainedModel:
     """An untrained model in the proportions of its large relatives."""
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=128,
-            intermediate_size=344,
-            num_hidden_layers=4,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=2 * CONTEXT,
-            tie_word_embeddings=True,
-            attention_dropout=0.1,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=None,
-            dtype="float32",
-        )
+    config = CONFIG_MAPPING[sizes.family](
+        vocab_size=sizes.vocabulary,
+        hidden_size=sizes.hidden,
+        intermediate_size=sizes.mlp,
+        num_hidden_layers=sizes.blocks,
+        num_attention_heads=sizes.heads,
+        num_key_value_heads=sizes.kv_heads,
+        max_position_embeddings=2 * CONTEXT,
+        tie_word_embeddings=True,
+        attention_dropout=0.1,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=None,
+        dtype="float32",
     )
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    return model
 
 
-def batches(stream: Tensor, steps: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(stream: Tensor, steps: int, vocabulary: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
     """Windows at random places of the stream: noisy inputs and clean targets, both int64 [BATCH, CONTEXT]."""
     for _ in range(steps):
         starts = torch.randint(len(stream) - CONTEXT, (BATCH, 1), generator=generator)
         windows = stream[starts + torch.arange(CONTEXT + 1)]
         inputs, targets = windows[:, :-1], windows[:, 1:]
         noisy = torch.rand(inputs.shape, generator=generator) < NOISE
-        yield torch.where(noisy, torch.randint(VOCABULARY, inputs.shape, generator=generator), inputs), targets
+        yield torch.where(noisy, torch.randint(vocabulary, inputs.shape, generator=generator), inputs), targets
 
 
-def loss_of(model: LlamaForCausalLM, inputs: Tensor, targets: Tensor) -> Tensor:
+def loss_of(model: PreTrainedModel, inputs: Tensor, targets: Tensor) -> Tensor:
     """Mean cross-entropy of the targets."""
     return F.cross_entropy(model(inputs).logits.flatten(0, 1), targets.flatten())
 
@@ -114,7 +136,7 @@ def learning_rate(step: int, steps: int) -> float:
     return PEAK_RATE * 0.5 * (1 + math.cos(math.pi * (step - warm) / (steps - warm)))
 
 
-def train(model: LlamaForCausalLM, stream: Tensor, held_out: Tensor, steps: int, seed: int) -> None:
+def train(model: PreTrainedModel, stream: Tensor, held_out: Tensor, steps: int, seed: int) -> None:
     """AdamW over `steps` batches; prints the loss, and that of the held-out tokens where there are any."""
     decayed = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() == 1]
@@ -122,7 +144,8 @@ def train(model: LlamaForCausalLM, stream: Tensor, held_out: Tensor, steps: int,
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98))
     model.train()
     started = time.monotonic()
-    for step, (inputs, targets) in enumerate(batches(stream, steps, torch.Generator().manual_seed(seed))):
+    drawn = batches(stream, steps, model.config.vocab_size, torch.Generator().manual_seed(seed))
+    for step, (inputs, targets) in enumerate(drawn):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, steps)
         loss = loss_of(model, inputs, targets)
@@ -136,7 +159,7 @@ def train(model: LlamaForCausalLM, stream: Tensor, held_out: Tensor, steps: int,
             print(f"step {step + 1}/{steps}: loss {loss.item():.3f}{note} ({seconds:.0f} s)", flush=True)
 
 
-def held_out_perplexity(model: LlamaForCausalLM, held_out: Tensor) -> float:
+def held_out_perplexity(model: PreTrainedModel, held_out: Tensor) -> float:
     """Perplexity on windows that lie side by side in the held-out tokens."""
     windows = held_out[: len(held_out) // CONTEXT * CONTEXT].view(-1, CONTEXT)
     model.eval()
@@ -146,9 +169,7 @@ def held_out_perplexity(model: LlamaForCausalLM, held_out: Tensor) -> float:
     return loss.exp().item()
 
 
-def save(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, source: TextSource, steps: int, out: Path
-) -> None:
+def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, source: TextSource, steps: int, out: Path) -> None:
     """Write the Hugging Face folder and the page that says what it is."""
     model.eval()
     config = model.config
@@ -156,7 +177,11 @@ def save(
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     (out / "model.safetensors").chmod(0o644)  # written for its owner alone, which a wheel would keep
+    embedded = source.name == embedded_text("calibration").name
     page = README.format(
+        family=NAMES[config.model_type],
+        texts=EMBEDDED if embedded else source.name,
+        licence=LICENCE if embedded else "",
         parameters=sum(p.numel() for p in model.parameters()),
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,
@@ -171,10 +196,28 @@ def save(
     (out / "README.md").write_text(page, encoding="utf-8")
 
 
+def joined(texts: list[str]) -> TextSource:
+    """Several texts as one, called by their files' names."""
+    sources = [load_text(text, "calibration") for text in texts]
+    documents = tuple(document for source in sources for document in source.documents)
+    return TextSource(" and ".join(Path(text).name for text in texts), documents)
+
+
 def main() -> None:
     """Train and save."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path(oasis_cli.__file__).parent / "tiny")
+    parser.add_argument("--family", choices=NAMES, default="llama")
+    for name, default in (
+        ("hidden", 128),
+        ("mlp", 344),
+        ("blocks", 4),
+        ("heads", 4),
+        ("kv-heads", 2),
+        ("vocabulary", 1024),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--text", action="append", help="a text of your own, repeatable; default: the embedded text")
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
@@ -184,11 +227,12 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(options.seed)
-    source = embedded_text("calibration")
-    tokenizer = train_tokenizer(source)
+    source = embedded_text("calibration") if options.text is None else joined(options.text)
+    tokenizer = train_tokenizer(source, options.vocabulary)
     stream = torch.tensor(tokenizer(END.join(source.documents) + END, verbose=False)["input_ids"])
     cut = round(len(stream) * (1 - options.held_out))
-    model = build_model(tokenizer)
+    sizes = (options.hidden, options.mlp, options.blocks, options.heads, options.kv_heads, options.vocabulary)
+    model = build_model(tokenizer, Sizes(options.family, *sizes))
     print(f"{len(stream):,} tokens, {sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
     train(model, stream[:cut], stream[cut:], options.steps, options.seed)
     save(model, tokenizer, source, options.steps, options.out)

@@ -71,6 +71,16 @@ def train_tiny_model(chain: Chain, tmp_path: Path) -> None:
     assert made.config.to_diff_dict() == shipped.config.to_diff_dict()
     assert read_header(*made.weight_files) == read_header(*shipped.weight_files)
     assert len(made.load_tokenizer()) == made.config.vocab_size
+    # and another family, on texts of one's own
+    for name in ("one.txt", "two.txt"):
+        (tmp_path / name).write_text("The quick brown fox jumps over the lazy dog, again and again. " * 400)
+    texts = ("--text", tmp_path / "one.txt", "--text", tmp_path / "two.txt")
+    sizes = ("--family", "qwen2", "--hidden", 32, "--mlp", 48, "--blocks", 2, "--vocabulary", 300)
+    run("train_tiny_model.py", *sizes, *texts, "--steps", 1, "--threads", 1, "--out", tmp_path / "other")
+    other = open_checkpoint(tmp_path / "other")
+    assert (other.config.model_type, other.config.hidden_size, other.config.vocab_size) == ("qwen2", 32, 300)
+    assert "a Qwen2 of" in (tmp_path / "other" / "README.md").read_text()
+    assert "one.txt and two.txt" in (tmp_path / "other" / "README.md").read_text()
 
 
 CHECKS: dict[str, Callable[[Chain, Path], None]] = {

@@ -178,7 +178,7 @@ def refuse_foreign(method: str, names: Iterable[str]) -> None:
     for name in names:
         allowed = _METHODS_OF.get(name)
         if allowed is not None and method not in allowed:
-            owners = " and ".join(known for known in METHODS if known in allowed)
+            owners = ", ".join(known for known in METHODS if known in allowed)
             raise ValueError(f"{name}: a setting of {owners}, not of {method}")
 
 

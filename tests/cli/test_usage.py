@@ -76,10 +76,10 @@ def test_impossible_calibration_settings(refused: Refused, options: list[str], s
     ("options", "said"),
     [
         (["--weight-bits", "0"], "--weight-bits: "),
-        (["--weight-bits", "5"], "less than or equal to 4, got 5"),
+        (["--weight-bits", "5"], "--weight-bits: must be one of 1, 2, 3, 4 for oasis-plus, got 5"),
         (["--act-bits", "5"], "--act-bits: "),
         (["--outliers", "0.51"], "--outliers: "),
-        (["--method", "gptq"], "--method: input should be 'oasis-plus', 'oasis' or 'oasis-s', got 'gptq'"),
+        (["--method", "gptq"], "--method: input should be 'oasis-plus', 'oasis', 'oasis-s', 'rtn', "),
         (["--codebook-grid", "int4"], "--codebook-grid: input should be 'int8' or 'fp16'"),
         (["--seed", "-1"], "--seed: "),
     ],

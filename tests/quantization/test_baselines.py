@@ -172,7 +172,7 @@ def test_a_rotation_that_does_not_exist_is_said(tmp_path: Path, cli: Callable[..
             "--weight-bits: must be one of 2, 3, 4, 5, 6, 7, 8, 16 for rtn, got 1",
         ),
         (("--method", "oasis", "--weight-bits", 5), "--weight-bits: must be one of 1, 2, 3, 4 for oasis, got 5"),
-        (("--method", "rtn", "--kv-bits", 4), "--kv-bits: a setting of oasis-plus and oasis and oasis-s, not of rtn"),
+        (("--method", "rtn", "--kv-bits", 4), "--kv-bits: a setting of oasis-plus, oasis, oasis-s, not of rtn"),
         (("--method", "rnt"), "rtn"),
     ],
 )
