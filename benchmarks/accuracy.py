@@ -49,18 +49,19 @@ def main(
     over: str,
 ) -> None:
     """Compute what is missing, then print the table."""
-    rows = _read(results)
+    rows = read(results)
     if not table:
         if original is None or text is None:
             raise click.UsageError("--original and --text are needed, or --table alone")
         named = {name: folder for name, _, folder in (model.partition("=") for model in models)}
         if not all(named.values()):
             raise click.UsageError("models are given as NAME=FOLDER")
-        _measure(results, rows, original, named, text, windows, seqlen)
-    click.echo(_table(rows, over))
+        measure(results, rows, original, named, text, windows, seqlen)
+    click.echo(markdown(rows, over))
 
 
-def _read(path: Path) -> Rows:
+def read(path: Path) -> Rows:
+    """The file's rows by model and window; none where there is no file."""
     rows: Rows = {}
     if path.is_file():
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -69,9 +70,10 @@ def _read(path: Path) -> Rows:
     return rows
 
 
-def _measure(
+def measure(
     path: Path, rows: Rows, original: str, named: Mapping[str, str], text: str, limit: int, seqlen: int
 ) -> None:
+    """Compute what is missing, and add it to the file and to `rows`."""
     source = load_text(text, "evaluation")
     reference = open_logits(original)
     windows = token_windows(source, reference.tokenizer, seqlen, limit, reference.vocabulary)
@@ -116,7 +118,8 @@ def jackknife(statistic: Callable[[Sequence[int]], float], windows: Sequence[int
     return statistic(windows), math.sqrt((n - 1) / n * sum((value - mean) ** 2 for value in left_out))
 
 
-def _table(rows: Rows, over: str) -> str:
+def markdown(rows: Rows, over: str) -> str:
+    """The rows as a table, one model a line."""
     lines = [
         f"| model | windows | perplexity | loss over `{over}`'s | KL (nats) | same top-1 |",
         "| --- | --- | --- | --- | --- | --- |",

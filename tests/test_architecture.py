@@ -44,7 +44,9 @@ def test_the_layers_name_every_package(settings: dict[str, Any]) -> None:
 
 def test_every_import_is_declared(settings: dict[str, Any]) -> None:
     """A package that only comes along with another one may be gone with its next version."""
-    declared = {_normal(requirement) for requirement in settings["project"]["dependencies"]}
+    extras = settings["project"]["optional-dependencies"]
+    optional = [requirement for name, group in extras.items() if name != "dev" for requirement in group]
+    declared = {_normal(requirement) for requirement in (*settings["project"]["dependencies"], *optional)}
     owners = packages_distributions()
     undeclared: dict[str, set[str]] = {}
     for path in sorted(PACKAGE.rglob("*.py")):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from oasis_cli import CalibrationSettings, QuantizationSettings
 from oasis_cli.pipeline.evaluating import evaluate
 from oasis_cli.pipeline.settings import EvaluationSettings
 from tests.conftest import Chain
@@ -64,3 +65,29 @@ def test_the_table_by_hand(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, SCRIPT, str(results), "--table"], capture_output=True, text=True, check=True)
     ratio = (math.e**2 - math.e) / (math.e**3 - math.e)
     assert f"| better | 1 | 7.39 ± nan | {ratio:.3f} ± nan | 0.2500 | 50.0% |" in done.stdout
+
+
+def test_variants_are_made_once_and_measured(chain: Chain, tmp_path: Path) -> None:
+    """The importance group: four models of two calibrations, one of them shared with the paper's."""
+    script = runpy.run_path(str(SCRIPT.with_name("variants.py")))
+    command = [tmp_path / "r.jsonl", "--original", chain.model, "--calibrate-on", "embedded", "--text", "embedded"]
+    command += ["--work", tmp_path / "work", "--group", "importance", "--windows", 1, "--seqlen", 64, "--samples", 2]
+    done = CliRunner().invoke(script["main"], list(map(str, command)))
+    assert done.exit_code == 0, (done.output, done.exception)
+    rows = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
+    names = ["oasis W4A4, fisher", "oasis W4A4, error", "oasis W4A3, fisher", "oasis W4A3, error"]
+    assert [row["name"] for row in rows] == ["original", "oasis", *names]
+    nll = {row["name"]: row["nll"] for row in rows}
+    assert nll["oasis"] == nll["oasis W4A4, fisher"] != nll["oasis W4A4, error"]
+    assert len(list((tmp_path / "work" / "calibrations").iterdir())) == 2
+    assert len(list((tmp_path / "work" / "models").iterdir())) == 4
+
+
+@pytest.mark.parametrize("group", ["methods", "ingredients", "outliers", "calibration", "importance", "bits"])
+def test_every_variant_has_possible_settings_and_a_name_of_its_own(group: str) -> None:
+    script = runpy.run_path(str(SCRIPT.with_name("variants.py")))
+    found = list(script["variants"](group))
+    for variant in found:
+        CalibrationSettings(**variant.calibrate)
+        QuantizationSettings(**variant.quantize)
+    assert len({variant.name for variant in found}) == len(found)
