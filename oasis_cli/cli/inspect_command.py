@@ -87,16 +87,16 @@ def _compare(
         draw(choose_site(found, site), plot)
     show_table(
         "Offline against online",
-        ["site", "upper", "own, 5 … 95 %", "outliers, min … max", "shift", "error"],
+        ["site", "upper", "own 5…95 %", "kept", "least…most", "shift", "error"],
         [_row(each) for each in found],
-        numeric=range(1, 6),
+        numeric=range(1, 7),
     )
     tokens = len(found[0].online_upper)
     show_pairs(
         f"{tokens:,} tokens of {text}",
         {
             "upper": "static threshold of the calibration; own: the tokens' own",
-            "outliers": "values of a token that static thresholds keep: mean, least … most; "
+            "kept": "values of a token beyond static thresholds: mean, least and most; "
             f"dynamic search keeps {found[0].nominal_share:.2%} of each",
             "shift": "of the 16 centroids, the largest, over their span",
             "error": "of offline centroids on this text over that of its own, less 1",
@@ -112,8 +112,9 @@ def _row(site: "Consistency") -> list[str]:
     return [
         site.site.removeprefix("model.layers.").replace("_proj", ""),
         f"{site.offline[1]:.3g}",
-        f"{own[1]:.3g} … {own[3]:.3g}",
-        f"{shares['static_mean']:.1%}, {shares['static'][0]:.1%} … {shares['static'][-1]:.1%}",
+        f"{own[1]:.2g}…{own[3]:.2g}",
+        f"{shares['static_mean']:.1%}",
+        f"{shares['static'][0]:.1%}…{shares['static'][-1]:.1%}",
         f"{site.centroid_shift:.1%}",
         f"{site.extra_error:+.1%}",
     ]
