@@ -67,7 +67,7 @@ def command(
     if result.reference is not None:
         show_table(
             f"Against {result.reference[0]}",
-            ["text", "perplexity, over its", "KL (nats)", "largest", "same top-1"],
+            ["text", "times its perplexity", "KL (nats)", "largest", "same top-1"],
             [_compared(found) for found in result.perplexities],
             numeric=[1, 2, 3, 4],
         )

@@ -123,6 +123,7 @@ def command(
             "their size": f"{megabytes(result.bytes_before)} at 16 bits -> {megabytes(result.bytes_after)}",
             "left as it is": megabytes(result.bytes_other),
             "weight error": f"{result.relative_error:.3%} of the weights' squares",
+            **({"stored": "dense, to compare with: the sizes are the method's"} if options.is_baseline else {}),
             **_tuned(result.tuning),
             "time": f"{result.seconds:.1f} s",
         },

@@ -18,6 +18,7 @@ from oasis_cli.formats.calibration import read_calibration
 from oasis_cli.models.checkpoint import open_checkpoint
 from oasis_cli.models.sites import find_sites
 from oasis_cli.numerics.kmeans import Line
+from oasis_cli.quantization.baselines.equivalences import rotate_model
 from tests.conftest import Chain
 
 pytestmark = pytest.mark.real_model
@@ -84,12 +85,27 @@ def test_oasis_plus_loses_much_less_in_the_same_format(
         for target in (smollm2, smollm2_chain.quantized, tmp_path / "plus")
     )
     assert before < plus < before + 0.6 * (paper - before)
+    rotated = ("--method", "quarot", "--calibration", smollm2_chain.calibration, "--feedback-samples", 2)
+    assert cli("quantize", smollm2, *rotated, "--out", tmp_path / "quarot", "-q").exit_code == 0
+    assert plus < math.log(perplexity_of(cli, tmp_path / "quarot", tmp_path, *options)["value"])
     for file in sorted(smollm2_chain.quantized.glob("*.safetensors")):
         with safe_open(file, "pt") as one, safe_open(tmp_path / "plus" / file.name, "pt") as other:
             assert sorted(one.keys()) == sorted(other.keys())
             for name in one.keys():  # noqa: SIM118 - not a dict
                 mine, its = one.get_slice(name), other.get_slice(name)
                 assert (mine.get_shape(), mine.get_dtype()) == (its.get_shape(), its.get_dtype())
+
+
+def test_rotated_it_is_the_same_model(smollm2: Path) -> None:
+    """Widths 576 = 36 * 16 and 1536 = 12 * 128: the residual stream folded, o_proj and down_proj as the model runs."""
+    checkpoint = open_checkpoint(smollm2)
+    model, tokens = checkpoint.load_model(), torch.randint(0, 49152, (1, 32))
+    with torch.no_grad():
+        before = model(input_ids=tokens).logits
+        assert len(rotate_model(model, seed=0)) == 2 * 30
+        after = model(input_ids=tokens).logits
+    assert float((after - before).norm() / before.norm()) < 1e-4
+    assert not torch.equal(model.get_output_embeddings().weight, model.get_input_embeddings().weight)
 
 
 def test_counted_image_agrees_with_torch_layer_by_layer(
