@@ -8,10 +8,12 @@ import pytest
 import torch
 from click.testing import Result
 from torch import Tensor
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from oasis_cli.formats.baseline import BASELINES, BaselineLayer, Rounding
 from oasis_cli.models.checkpoint import open_checkpoint
 from oasis_cli.numerics.uniform import round_to_integers
+from oasis_cli.quantization.baselines.equivalences import rotate_model, smooth
 from oasis_cli.quantization.baselines.integer_weights import bits_a_weight, gptq, round_weight, search_clip
 from oasis_cli.runtime.baseline import BaselineLinear, round_channels
 from oasis_cli.runtime.loading import load
@@ -142,8 +144,6 @@ def test_same_bytes_twice(chain: Chain, tmp_path: Path, cli: Callable[..., Resul
 
 
 def test_saved_again_it_is_the_same_model(chain: Chain, tmp_path: Path, cli: Callable[..., Result]) -> None:
-    from transformers import AutoModelForCausalLM
-
     folder = quantized_by(chain, tmp_path / "q", cli, "--method", "atom", "--wide-channels", 16)
     AutoModelForCausalLM.from_pretrained(folder).save_pretrained(tmp_path / "again")
     assert torch.equal(logits_of(folder), logits_of(tmp_path / "again"))
@@ -217,3 +217,32 @@ def test_the_layer_rotates_before_it_rounds() -> None:
         layer.weight.copy_(torch.eye(16))
         y = layer(torch.nn.functional.one_hot(torch.tensor([5]), 16) * 8.0)
     torch.testing.assert_close(y.abs(), torch.full((1, 16), 2.0))  # 8 / sqrt(16)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2"])
+def test_rotations_and_scalings_change_nothing_in_any_family(family: str) -> None:
+    """Random models with biases where the family has them, norms that are not one, heads tied and not."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = CONFIG_MAPPING[family](
+        vocab_size=40, num_key_value_heads=2, tie_word_embeddings=family != "mistral", **sizes
+    )
+    model = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+    for name, parameter in model.named_parameters():
+        if "norm" in name or name.endswith("bias"):
+            parameter.normal_(1, 0.3)
+    tokens = torch.randint(0, 40, (2, 9))
+    before = model(input_ids=tokens).logits
+    largest = {
+        name: torch.rand(module.in_features) * 9
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear)
+    }
+    smooth(model, largest, 0.5)
+    torch.testing.assert_close(model(input_ids=tokens).logits, before, atol=1e-4, rtol=1e-4)
+    rotated = rotate_model(model, 1)
+    torch.testing.assert_close(model(input_ids=tokens).logits, before, atol=1e-4, rtol=1e-4)
+    assert sorted(rotated) == sorted(
+        f"model.layers.{i}.{name}" for i in (0, 1) for name in ("self_attn.o_proj", "mlp.down_proj")
+    )
+    assert bool((model.model.norm.weight == 1).all())

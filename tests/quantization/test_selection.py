@@ -10,6 +10,7 @@ import torch
 from click.testing import Result
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from oasis_cli.formats.quantized import QuantizationSpec
 from oasis_cli.models.checkpoint import open_checkpoint
@@ -234,3 +235,26 @@ def test_a_codebook_of_the_cache_that_descends_is_damage(quantize: Quantize, cli
     save_file(tensors | {name: tensors[name].flip(0)}, file, {"format": "pt"})
     done = cli("verify", folder)
     assert done.exit_code == 1
+
+
+def test_saved_again_it_is_the_same_model(quantize: Quantize, tmp_path: Path, cli: Callable[..., Result]) -> None:
+    """By transformers, with everything at once that a specification can say."""
+    folder = quantize("--bits", "mlp=W3", "--ignore", r"\.0\.", "--kv-bits", 4, "--head-bits", 4)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.save_pretrained(tmp_path / "again")
+    assert spec_of(folder) == spec_of(tmp_path / "again")
+    with torch.no_grad():
+        logits = [load(each)(input_ids=TOKENS).logits for each in (folder, tmp_path / "again")]
+    assert torch.equal(*logits)
+    said = cli("inspect", tmp_path / "again").stdout
+    assert "W3A4" in said
+    assert "W4A16" in said
+
+
+def test_it_generates_the_same_with_and_without_a_cache(quantize: Quantize) -> None:
+    """Keys and values are quantized before they are kept, so that keeping them changes nothing."""
+    model = load(quantize("--kv-bits", 3))
+    texts = [
+        model.generate(TOKENS[:, :8], max_new_tokens=12, do_sample=False, use_cache=kept) for kept in (True, False)
+    ]
+    assert torch.equal(*texts)
