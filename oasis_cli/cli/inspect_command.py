@@ -1,5 +1,6 @@
 """`oasis inspect`."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,12 +29,11 @@ def command(
     path: str,
     text: str | None,
     model: str | None,
-    samples: int,
-    seqlen: int,
     site: str | None,
     plot: Path | None,
     device: str,
     threads: int | None,
+    **amount: int,
 ) -> None:
     """Show what PATH holds: a model, a calibration, a quantized folder or an image.
 
@@ -44,47 +44,37 @@ def command(
     if text is None and (site or plot):
         raise click.UsageError("--site and --plot need --text and --model")
     if text is not None and model is not None:
-        _compare(path, model, text, samples, seqlen, site, plot, device, threads)
+        from oasis_cli.models.device import resolve_device
+
+        found = _compare(path, model, text, str(resolve_device(device, threads)), amount, site, plot)
+        _show(found, text, plot)
         return
     from oasis_cli.pipeline.inspecting import inspect
 
-    found = inspect(path)
-    if found.table:
-        show_table("", found.headers, found.table, numeric=range(1, len(found.headers)))
-    show_pairs(f"{path}: {found.kind}", found.facts)
-    emit_json(head("inspect", {}) | {"kind": found.kind, "details": dict(found.details)})
+    held = inspect(path)
+    if held.table:
+        show_table("", held.headers, held.table, numeric=range(1, len(held.headers)))
+    show_pairs(f"{path}: {held.kind}", held.facts)
+    emit_json(head("inspect", {}) | {"kind": held.kind, "details": dict(held.details)})
 
 
 def _compare(
-    path: str,
-    model: str,
-    text: str,
-    samples: int,
-    seqlen: int,
-    site: str | None,
-    plot: Path | None,
-    device: str,
-    threads: int | None,
-) -> None:
-    """Offline against online."""
+    path: str, model: str, text: str, device: str, amount: Mapping[str, int], site: str | None, plot: Path | None
+) -> "list[Consistency]":
+    """Offline against online, and the picture."""
     from oasis_cli.formats.atomic import refuse_unwritable
-    from oasis_cli.models.device import resolve_device
     from oasis_cli.pipeline.consistency import choose_site, compare_with_text, draw
 
     if plot is not None:
         refuse_unwritable(plot)
     with progress_bars() as progress:
-        found = compare_with_text(
-            path,
-            model,
-            text,
-            samples=samples,
-            seqlen=seqlen,
-            device=str(resolve_device(device, threads)),
-            progress=progress,
-        )
+        found = compare_with_text(path, model, text, **amount, device=device, progress=progress)
     if plot is not None:
         draw(choose_site(found, site), plot)
+    return found
+
+
+def _show(found: "list[Consistency]", text: str, plot: Path | None) -> None:
     show_table(
         "Offline against online",
         ["site", "upper", "own 5…95 %", "kept", "least…most", "shift", "error"],

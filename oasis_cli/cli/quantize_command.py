@@ -51,6 +51,11 @@ def _parse_bits(_: click.Context, __: click.Parameter, values: tuple[str, ...]) 
     help="oasis-plus, oasis, oasis-s, or to compare with: rtn, smoothquant, quarot, atom, mxfp4, nvfp4."
     "  [default: oasis-plus]",
 )
+@click.option(
+    "--preset",
+    type=click.Choice(["fast", "default", "best"]),
+    help="Of oasis-plus: passes fewer calibration sequences and tunes nothing, or passes more.",
+)
 @click.option("--weight-bits", type=int, help="Bits of weight indices, 1 to 4.  [default: 4]")
 @click.option("--act-bits", type=int, help="Bits of activation indices, 1 to 4; 16 for none.  [default: 4]")
 @click.option("--ignore", multiple=True, metavar="REGEX", help="Layers to leave as they are; repeatable.")
@@ -82,6 +87,7 @@ def command(
     out: Path,
     calibration: Path,
     recipe: Path | None,
+    preset: str | None,
     device: str,
     threads: int | None,
     resume: bool,
@@ -98,10 +104,16 @@ def command(
     from oasis_cli.models.device import resolve_device
     from oasis_cli.pipeline.recipe import stage_settings
     from oasis_cli.quantization import quantize
+    from oasis_cli.quantization.settings import PRESETS
 
     given["ignore"] = given["ignore"] or None
     settings = stage_settings(recipe).quantize
-    _refuse_foreign_options(given["method"] or settings.method, given)
+    method = given["method"] or settings.method
+    if preset is not None:
+        if method != "oasis-plus":
+            raise click.UsageError(f"--preset: a setting of oasis-plus, not of {method}")
+        given = {**given, **{name: value for name, value in PRESETS[preset].items() if given.get(name) is None}}
+    _refuse_foreign_options(method, given)
     options = lay_over(settings, given)
     checkpoint = open_checkpoint(model)
     with progress_bars() as progress:

@@ -31,6 +31,12 @@ _METHODS_OF: Final[Mapping[str, frozenset[str]]] = (
     }
 )
 """Settings that not every method has."""
+PRESETS: Final[Mapping[str, Mapping[str, float]]] = {
+    "fast": {"refit_samples": 1, "feedback_samples": 4, "tune_epochs": 0.0},
+    "default": {},
+    "best": {"refit_samples": 4, "feedback_samples": 16},
+}
+"""Settings of oasis-plus by how long one is ready to wait: calibration sequences passed, and whether it tunes."""
 _BASELINE_BITS: Final[tuple[int, ...]] = (2, 3, 4, 5, 6, 7, 8, AS_IT_IS)
 _BLOCK_FLOAT_BITS: Final[tuple[int, ...]] = (4, AS_IT_IS)
 

@@ -1,22 +1,12 @@
-"""Running models of the methods that oasis is compared with: dense weights, activations rounded on the way in.
+"""The layer of models of the methods that oasis is compared with: dense weights, input rounded on the way in."""
 
-As `transformers_plugin`, it is imported while transformers is half-way through importing.
-"""
-
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor, nn
-from transformers.quantizers.auto import (
-    AUTO_QUANTIZATION_CONFIG_MAPPING,
-    register_quantization_config,
-    register_quantizer,
-)
-from transformers.quantizers.base import HfQuantizer
-from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from oasis_cli.errors import InputError
-from oasis_cli.formats.baseline import BASELINE_QUANT_METHOD, BaselineLayer, BaselineSpec, Rounding
+from oasis_cli.formats.baseline import BaselineLayer, Rounding
 from oasis_cli.numerics.hadamard import rotate
 from oasis_cli.numerics.uniform import round_to_integers, round_to_mxfp4, round_to_nvfp4
 
@@ -110,47 +100,3 @@ def replace_linear(model: nn.Module, name: str, layer: BaselineLayer) -> Baselin
     )
     model.set_submodule(name, new)
     return new
-
-
-class BaselineConfig(QuantizationConfigMixin):
-    """The `quantization_config` block of config.json.
-
-    Raises:
-        InputError: a damaged block, or one of a newer version.
-    """
-
-    def __init__(self, **block: Any) -> None:
-        self.quant_method = BASELINE_QUANT_METHOD
-        self.spec = BaselineSpec.from_config({"quant_method": BASELINE_QUANT_METHOD} | block, "config.json")
-
-    def to_dict(self) -> dict[str, Any]:
-        """The block as it stands in config.json."""
-        return self.spec.to_config()
-
-
-class BaselineHfQuantizer(HfQuantizer):
-    """Puts `BaselineLinear` where the specification names a layer; transformers' loader then fills it."""
-
-    requires_calibration = True
-
-    def _process_model_before_weight_loading(self, model: nn.Module, **kwargs: Any) -> nn.Module:
-        for name, layer in self.quantization_config.spec.layers.items():
-            replace_linear(model, name, layer)
-        return model
-
-    def _process_model_after_weight_loading(self, model: nn.Module, **kwargs: Any) -> nn.Module:
-        return model
-
-    def is_serializable(self, *args: Any, **kwargs: Any) -> bool:
-        """`save_pretrained` writes what was loaded."""
-        return True
-
-    @property
-    def is_trainable(self) -> bool:
-        """Rounding has no gradient."""
-        return False
-
-
-if BASELINE_QUANT_METHOD not in AUTO_QUANTIZATION_CONFIG_MAPPING:
-    register_quantization_config(BASELINE_QUANT_METHOD)(BaselineConfig)
-    register_quantizer(BASELINE_QUANT_METHOD)(BaselineHfQuantizer)

@@ -1,11 +1,11 @@
-"""The `oasis` quantization method of transformers: importing this module enters it into transformers' table.
+"""Our quantization methods for transformers: importing this module enters them into transformers' table.
 
 It is imported while transformers itself is half-way through importing, so it may take nothing from there but the base
 classes of its own kind.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 from transformers.quantizers.auto import (
@@ -17,37 +17,78 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from oasis_cli.errors import InputError
+from oasis_cli.formats.baseline import BASELINE_QUANT_METHOD, BaselineSpec
 from oasis_cli.formats.quantized import QUANT_METHOD, QuantizationSpec
-from oasis_cli.runtime import baseline as baseline  # enters its own method
+from oasis_cli.runtime.baseline import replace_linear
 from oasis_cli.runtime.declared import compare_layers, compare_shapes
 from oasis_cli.runtime.linear import OasisLinear
 
 
-class OasisConfig(QuantizationConfigMixin):
+class _Config(QuantizationConfigMixin):
     """The `quantization_config` block of config.json.
 
     Raises:
         InputError: a damaged block, or one of a newer version.
     """
 
+    _method: ClassVar[str]
+    _reader: ClassVar[type[QuantizationSpec] | type[BaselineSpec]]
+
     def __init__(self, **block: Any) -> None:
-        self.quant_method = QUANT_METHOD
-        self.spec = QuantizationSpec.from_config({"quant_method": QUANT_METHOD} | block, "config.json")
+        self.quant_method = self._method
+        self.spec = self._reader.from_config({"quant_method": self._method} | block, "config.json")
 
     def to_dict(self) -> dict[str, Any]:
         """The block as it stands in config.json."""
         return self.spec.to_config()
 
 
-class OasisHfQuantizer(HfQuantizer):
-    """Puts `OasisLinear` where the specification names a layer; transformers' loader then fills the buffers."""
+class OasisConfig(_Config):
+    """Of the paper's format."""
+
+    _method, _reader = QUANT_METHOD, QuantizationSpec
+
+
+class BaselineConfig(_Config):
+    """Of a method to compare with."""
+
+    _method, _reader = BASELINE_QUANT_METHOD, BaselineSpec
+
+
+class _Quantizer(HfQuantizer):
+    """What both kinds of folder have in common: they were quantized before, and are written as they were loaded."""
 
     requires_calibration = True
 
-    def __init__(self, quantization_config: OasisConfig, **kwargs: Any) -> None:
+    def __init__(self, quantization_config: _Config, **kwargs: Any) -> None:
         if not kwargs.get("pre_quantized", True):
             raise InputError("model: is not quantized yet, and loading does not quantize it; run oasis quantize first")
         super().__init__(quantization_config, **kwargs)
+
+    def is_serializable(self, *args: Any, **kwargs: Any) -> bool:
+        """`save_pretrained` writes the buffers as they were loaded."""
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        """Indices and rounding have no gradient."""
+        return False
+
+
+class BaselineHfQuantizer(_Quantizer):
+    """Puts `BaselineLinear` where the specification names a layer; transformers' loader then fills it."""
+
+    def _process_model_before_weight_loading(self, model: nn.Module, **kwargs: Any) -> nn.Module:
+        for name, layer in self.quantization_config.spec.layers.items():
+            replace_linear(model, name, layer)
+        return model
+
+    def _process_model_after_weight_loading(self, model: nn.Module, **kwargs: Any) -> nn.Module:
+        return model
+
+
+class OasisHfQuantizer(_Quantizer):
+    """Puts `OasisLinear` where the specification names a layer; transformers' loader then fills the buffers."""
 
     def _process_model_before_weight_loading(
         self, model: nn.Module, checkpoint_files: list[str] | None = None, **kwargs: Any
@@ -67,15 +108,6 @@ class OasisHfQuantizer(HfQuantizer):
         if type(model).__module__.startswith("transformers.") and hasattr(model.config, "auto_map"):
             del model.config.auto_map
         return model
-
-    def is_serializable(self, *args: Any, **kwargs: Any) -> bool:
-        """`save_pretrained` writes the buffers as they were loaded."""
-        return True
-
-    @property
-    def is_trainable(self) -> bool:
-        """Indices have no gradient."""
-        return False
 
 
 def _replace_linear(model: nn.Module, name: str, spec: QuantizationSpec) -> bool:
@@ -99,6 +131,7 @@ def _replace_linear(model: nn.Module, name: str, spec: QuantizationSpec) -> bool
     return bias is not None
 
 
-if QUANT_METHOD not in AUTO_QUANTIZATION_CONFIG_MAPPING:
-    register_quantization_config(QUANT_METHOD)(OasisConfig)
-    register_quantizer(QUANT_METHOD)(OasisHfQuantizer)
+for _config, _quantizer in ((OasisConfig, OasisHfQuantizer), (BaselineConfig, BaselineHfQuantizer)):
+    if _config._method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
+        register_quantization_config(_config._method)(_config)
+        register_quantizer(_config._method)(_quantizer)

@@ -1,6 +1,6 @@
 """Checking a quantized folder: that it is what was written, and that what was written makes sense."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
@@ -55,8 +55,7 @@ def verify_quantized(folder: str | Path, progress: Progress = SILENT) -> list[st
             problems = list(_check_values(checkpoint, spec, progress))
     except InputError as error:
         raise CheckError(str(error)) from error
-    if problems:
-        raise CheckError(problems[0] + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""))
+    _refuse(problems)
     return [
         f"files: sizes, headers and every SHA-256 that {REPORT_NAME} lists",
         f"tensors: all finite, {len(spec.layers)} quantized layers whole",
@@ -71,6 +70,12 @@ def _is_ours(folder: Path) -> bool:
         return False
     block = read_json(folder / "config.json").get("quantization_config")
     return isinstance(block, dict) and block.get("quant_method") == QUANT_METHOD
+
+
+def _refuse(problems: Sequence[str]) -> None:
+    """Raise the first problem, if there is one, and say how many more there are."""
+    if problems:
+        raise CheckError(problems[0] + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""))
 
 
 def verify_baseline(folder: str | Path, progress: Progress = SILENT) -> list[str]:
@@ -88,9 +93,7 @@ def verify_baseline(folder: str | Path, progress: Progress = SILENT) -> list[str
         CheckError: any damage.
     """
     checkpoint, spec = open_baseline(folder)
-    problems = list(_check_digests(checkpoint.path, BASELINE_KIND, BASELINE_SCHEMA_VERSION))
-    if problems:
-        raise CheckError(problems[0] + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""))
+    _refuse(list(_check_digests(checkpoint.path, BASELINE_KIND, BASELINE_SCHEMA_VERSION)))
     tensors = load(folder).state_dict()
     for name, tensor in tensors.items():
         if not all_finite(tensor):

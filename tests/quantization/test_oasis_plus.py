@@ -163,3 +163,18 @@ def test_settings_of_refinement_are_refused_with_the_papers_methods(
     assert done.exit_code == 2
     assert "--tune-epochs: a setting of oasis-plus, not of oasis" in done.stderr
     assert not (tmp_path / "q").exists()
+
+
+def test_presets_lie_under_options(cli: Callable[..., Result], chain: Chain, tmp_path: Path) -> None:
+    """fast tunes nothing; what is given beside it counts; the paper's methods have none."""
+    args = ("quantize", chain.model, "--calibration", chain.calibration)
+    assert cli(*args, "--preset", "fast", "--feedback-samples", 1, "--out", tmp_path / "q").exit_code == 0
+    report = json.loads((tmp_path / "q" / "quantization_report.json").read_text())
+    kept = {name: report["recipe"][name] for name in ("refit_samples", "feedback_samples", "tune_epochs")}
+    assert kept == {"refit_samples": 1, "feedback_samples": 1, "tune_epochs": 0}
+    assert report["tuning"] is None
+    done = cli(*args, "--preset", "best", "--method", "oasis", "--out", tmp_path / "r")
+    assert done.exit_code == 2
+    assert "--preset: a setting of oasis-plus, not of oasis" in done.stderr
+    done = cli(*args, "--preset", "quick", "--out", tmp_path / "r")
+    assert done.exit_code == 2
