@@ -6,7 +6,7 @@ few. Centroids are compared as a whole: what the offline ones cost on the other 
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
@@ -17,13 +17,48 @@ from oasis_cli.data.windows import Windows
 from oasis_cli.errors import InputError
 from oasis_cli.formats.calibration import Calibration
 from oasis_cli.models.checkpoint import Checkpoint
-from oasis_cli.models.sites import find_sites
+from oasis_cli.models.sites import Site, find_sites
 from oasis_cli.numerics.kmeans import Line, cluster
 from oasis_cli.numerics.outlier_count import outlier_count
 from oasis_cli.numerics.outliers import beyond_thresholds, search_outliers
 from oasis_cli.progress import SILENT, Progress
 
-_QUANTILES = (0.0, 0.05, 0.5, 0.95, 1.0)
+_QUANTILES: Final = {"min": 0.0, "p5": 0.05, "median": 0.5, "p95": 0.95, "max": 1.0}
+
+
+@dataclass(frozen=True)
+class OfflineOnline:
+    """The same quantity offline and online, in the same units.
+
+    Attributes:
+        offline: float64 [n], or [1] where one value stands for all.
+        online: float64 [n].
+    """
+
+    offline: Tensor
+    online: Tensor
+
+    def normalised(self) -> tuple[Tensor, Tensor]:
+        """Both on the scale on which the least value of the two is 0 and the greatest 1, as Figs. 3 and 5 show them.
+
+        Returns:
+            offline and online, float64, shapes as they were; zeros where all values are equal.
+        """
+        both = torch.cat([self.offline, self.online])
+        low, span = both.min(), both.max() - both.min()
+        scale = span if span > 0 else torch.ones_like(span)
+        return (self.offline - low) / scale, (self.online - low) / scale
+
+    @property
+    def differences(self) -> Tensor:
+        """|online - offline| of the normalised values, float64 [n]."""
+        offline, online = self.normalised()
+        return (online - offline).abs()
+
+    @property
+    def rmse(self) -> float:
+        """Root mean square of the normalised differences, as the paper gives it with Figs. 3 and 5."""
+        return float(self.differences.square().mean().sqrt())
 
 
 @dataclass(frozen=True)
@@ -32,64 +67,63 @@ class Consistency:
 
     Attributes:
         site: its name.
-        offline: static thresholds, lower and upper, in the units of x.
-        online_lower: every token's k-th smallest value, float32 [tokens].
-        online_upper: every token's k-th largest value, float32 [tokens].
+        lower: static lower threshold [1] and every token's k-th smallest value [tokens], in the units of x.
+        upper: static upper threshold [1] and every token's k-th largest value [tokens], in the units of x.
         nominal_share: outliers of a token that the fraction stands for, both sides.
-        static_shares: of every token, the share of its values beyond the static thresholds, float32 [tokens].
-        offline_centroids: of x / s_t, float64 [2**bits].
-        online_centroids: K-Means of the other text, with the weights that calibration took, float64 [2**bits].
+        static_shares: of every token, the share of its values beyond the static thresholds, float64 [tokens].
+        centroids: of x / s_t, [2**bits]; online by K-Means of the other text, with the weights that calibration took.
         extra_error: weighted squared error of the offline centroids on the other text over that of its own, less 1.
     """
 
     site: str
-    offline: tuple[float, float]
-    online_lower: Tensor
-    online_upper: Tensor
+    lower: OfflineOnline
+    upper: OfflineOnline
     nominal_share: float
     static_shares: Tensor
-    offline_centroids: Tensor
-    online_centroids: Tensor
+    centroids: OfflineOnline
     extra_error: float
 
     @property
-    def centroid_shift(self) -> float:
-        """Largest distance of an offline centroid from the online one of its rank, over the online ones' span."""
-        span = float(self.online_centroids[-1] - self.online_centroids[0])
-        largest = float((self.offline_centroids - self.online_centroids).abs().max())
-        return largest / span if span else 0.0
+    def tokens(self) -> int:
+        """Tokens of the other text."""
+        return len(self.static_shares)
 
     @property
-    def threshold_spread(self) -> float:
-        """Mean of |own - static| / |static| over tokens, upper side: how far a token's threshold is from the static."""
-        static = abs(self.offline[1])
-        return float((self.online_upper - self.offline[1]).abs().mean()) / static if static else 0.0
+    def centroid_shift(self) -> float:
+        """Largest distance of an offline centroid from the online one of its rank, over the span of all of them."""
+        return float(self.centroids.differences.max())
 
     def to_json(self) -> dict[str, Any]:
-        """Figures by name; tokens' own as quantiles 0, 5, 50, 95 and 100 %."""
+        """Figures by name; `outlier_share.static` is over tokens."""
         return {
-            "threshold": {
-                "offline": {"lower": self.offline[0], "upper": self.offline[1]},
-                "online": {"lower": _quantiles(self.online_lower), "upper": _quantiles(self.online_upper)},
-                "spread": self.threshold_spread,
-            },
-            "outlier_share": {
-                "nominal": self.nominal_share,
-                "static_mean": float(self.static_shares.mean()),
-                "static": _quantiles(self.static_shares),
-            },
+            "threshold": {"lower": _threshold(self.lower), "upper": _threshold(self.upper)},
+            "outlier_share": {"nominal": self.nominal_share, "static": spread(self.static_shares)},
             "centroids": {
-                "offline": self.offline_centroids.tolist(),
-                "online": self.online_centroids.tolist(),
+                "offline": self.centroids.offline.tolist(),
+                "online": self.centroids.online.tolist(),
                 "largest_shift": self.centroid_shift,
+                "rmse": self.centroids.rmse,
                 "extra_error": self.extra_error,
             },
         }
 
 
-def _quantiles(values: Tensor) -> list[float]:
-    found: list[float] = values.double().quantile(torch.tensor(_QUANTILES, dtype=torch.float64)).tolist()
-    return found
+def _threshold(pair: OfflineOnline) -> dict[str, Any]:
+    """One side's thresholds; `mean_difference` is the mean over tokens of |own - static|, over |static|."""
+    static = float(pair.offline)
+    distance = float((pair.online - pair.offline).abs().mean())
+    return {
+        "offline": static,
+        "online": spread(pair.online),
+        "mean_difference": distance / abs(static) if static else None,
+        "rmse": pair.rmse,
+    }
+
+
+def spread(values: Tensor) -> dict[str, float]:
+    """How values, float64 [n], lie: mean, extremes, median, and the quantiles of 5 and 95 %."""
+    quantiles = values.quantile(torch.tensor(list(_QUANTILES.values()), dtype=torch.float64)).tolist()
+    return {"mean": float(values.mean())} | dict(zip(_QUANTILES, quantiles, strict=True))
 
 
 @dataclass
@@ -134,11 +168,11 @@ def measure_consistency(
     fraction, kind = float(recipe["outlier_fraction"]), recipe["scale_kind"]
     if not fraction:
         raise InputError("the calibration was made without outliers, so that it has no thresholds; calibrate with some")
-    model = checkpoint.load_model(device=device)
+    model = checkpoint.load_model(device=device, progress=progress)
     sites = find_sites(model)
     seen = {site.name: _Seen(SiteStatistics.empty(site.K)) for site in sites}
 
-    def visit(site: Any, x: Tensor, gradient: Tensor | None) -> None:
+    def visit(site: Site, x: Tensor, gradient: Tensor | None) -> None:
         own = seen[site.name]
         own.statistics.add(site.name, x, gradient, fraction, kind)
         found = search_outliers(x, outlier_count(site.K, fraction))
@@ -147,9 +181,9 @@ def measure_consistency(
         static = beyond_thresholds(x, calibration.sites[site.name].thresholds.to(x.device))
         own.shares.append(static.float().mean(dim=1).cpu())
 
+    gradients = recipe.get("importance", "fisher") == "fisher"
     with progress.task("passing the text", len(windows.tokens), "sequences") as task:
         for tokens in windows.tokens:
-            gradients = recipe.get("importance", "fisher") == "fisher"
             visit_sites(model, sites, tokens[None].to(device), visit, gradients)
             task.advance()
     with progress.task("clustering", len(sites), "sites") as task:
@@ -170,15 +204,13 @@ def _compare(name: str, K: int, seen: _Seen, calibration: Calibration, fraction:
         best = cluster(points, (2**bits,), int(calibration.recipe["seed"]))[2**bits].centroids
         ours, error = torch.from_numpy(best), line.error(best)
         extra = line.error(theirs.numpy()) / error - 1 if error > 0 else 0.0
-    lower, upper = offline.thresholds.tolist()
+    lower, upper = offline.thresholds.double().split(1)
     return Consistency(
         site=name,
-        offline=(lower, upper),
-        online_lower=torch.cat(seen.lower),
-        online_upper=torch.cat(seen.upper),
+        lower=OfflineOnline(lower, torch.cat(seen.lower).double()),
+        upper=OfflineOnline(upper, torch.cat(seen.upper).double()),
         nominal_share=2 * outlier_count(K, fraction) / K,
-        static_shares=torch.cat(seen.shares),
-        offline_centroids=theirs,
-        online_centroids=ours,
+        static_shares=torch.cat(seen.shares).double(),
+        centroids=OfflineOnline(theirs, ours),
         extra_error=extra,
     )

@@ -70,20 +70,26 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8", newline="")
 
 
-def write_result(path: Path, text: str) -> None:
+def write_result(path: Path, content: str | bytes) -> None:
     """Write a result where a user wants it: the folder is made, links are followed, and a pipe or device is written to.
+
+    Args:
+        path: the file.
+        content: text, written in UTF-8 with the newlines given, or the bytes themselves.
 
     Raises:
         InputError: the system refused the write.
     """
+    raw = content.encode() if isinstance(content, str) else content
     target = path.resolve()
     absent = _absent_parents(target)
     try:
         if path.exists() and not path.is_file():  # renaming a file over /dev/null would be no favour
-            path.write_text(text, encoding="utf-8", newline="")
+            path.write_bytes(raw)
             return
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_text(target, text)
+        with atomic_file(target) as temporary:
+            temporary.write_bytes(raw)
     except (OSError, UnwritableError) as error:
         _remove_empty(absent)
         raise explain(error, path) from error

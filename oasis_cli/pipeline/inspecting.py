@@ -58,10 +58,10 @@ def _inspect_model(path: str | Path) -> Inspection:
     return Inspection(Kind.MODEL.value, facts, details={"config": config.to_dict(), "digest": checkpoint.digest})
 
 
-_NAMES = "without model.layers. and _proj; whole with --json"
+BRIEF_NAMES = "without model.layers. and _proj; whole with --json"
 
 
-def _brief(name: str) -> str:
+def brief_name(name: str) -> str:
     """A name that leaves room for the other columns: `0.self_attn.q+k+v`."""
     return name.removeprefix("model.layers.").replace("_proj", "")
 
@@ -80,7 +80,7 @@ def _inspect_calibration(path: str | Path) -> Inspection:
         centroids = calibration.sites[name].centroids[4].tolist()
         rows.append(
             [
-                _brief(name),
+                brief_name(name),
                 str(entry["K"]),
                 f"{centroids[0]:.3f} … {centroids[-1]:.3f}",
                 f"{threshold['lower']:.3g} … {threshold['upper']:.3g}",
@@ -93,7 +93,7 @@ def _inspect_calibration(path: str | Path) -> Inspection:
         "tokens": f"{manifest['tokens']:,}",
         "loss": f"{manifest['loss']:.4f} nats a token",
         "settings": ", ".join(f"{key}={value}" for key, value in calibration.recipe.items()),
-        "names": _NAMES,
+        "names": BRIEF_NAMES,
     }
     headers = ["site", "K", "16 centroids of x / s_t", "outliers beyond", "tied tokens"]
     return Inspection(Kind.CALIBRATION.value, facts, headers, rows, manifest)
@@ -175,7 +175,7 @@ def _inspect_image(path: str | Path) -> Inspection:
     described = describe_image(image)
     metadata = image.metadata()
     rows = [
-        [_brief(section.name), section.kind.name.lower(), f"{section.offset:,}", f"{section.length:,}"]
+        [brief_name(section.name), section.kind.name.lower(), f"{section.offset:,}", f"{section.length:,}"]
         for section in image.sections
     ]
     quantization = metadata.quantization
@@ -186,7 +186,7 @@ def _inspect_image(path: str | Path) -> Inspection:
         f"{quantization.codebook_grid} grid, {quantization.outlier_mode} outliers",
         "program": f"{len(image.program())} operations",
         "file": f"{image.file_bytes:,} bytes, {len(image.sections)} sections",
-        "names": _NAMES,
+        "names": BRIEF_NAMES,
     }
     return Inspection(Kind.IMAGE.value, facts, ["section", "kind", "offset (B)", "length (B)"], rows, described)
 
