@@ -42,17 +42,17 @@ def visit_sites(
         sites: the sites to visit, of `find_sites(model)`.
         tokens: int64 [1, T], T at least 2.
         visit: called once a site, from the last block to the first.
-        gradients: False leaves the backward pass out, and shows activations alone.
+        gradients: False leaves the backward pass out, and shows activations alone, from the first block to the last.
 
     Returns:
         The loss per predicted token.
     """
     _, blocks = decoder_blocks(model)
-    calls, last_hidden = _forward(model, blocks, tokens)
     if not gradients:
-        for index in range(len(blocks) - 1, -1, -1):
-            _visit_block(model, blocks[index], calls[index], [site for site in sites if site.block == index], visit)
+        with _watched(model, sites, lambda site, x: visit(site, x.reshape(-1, site.K), None)):
+            _, last_hidden = _forward(model, blocks, tokens)
         return _head_loss(model, blocks, tokens, last_hidden)
+    calls, last_hidden = _forward(model, blocks, tokens)
     loss, gradient = _head_gradient(model, blocks, tokens, last_hidden)
     for index in range(len(blocks) - 1, -1, -1):
         block_sites = [site for site in sites if site.block == index]
@@ -125,36 +125,24 @@ def _head_loss(model: nn.Module, blocks: nn.ModuleList, tokens: Tensor, hidden: 
 
 
 @contextmanager
-def _watched(model: nn.Module, sites: Sequence[Site]) -> Iterator[dict[str, Tensor]]:
-    """Within the context, what the sites receive, by name."""
-    inputs: dict[str, Tensor] = {}
+def _watched(model: nn.Module, sites: Sequence[Site], note: Callable[[Site, Tensor], None]) -> Iterator[None]:
+    """Within the context, `note` hears what each site receives."""
     with ExitStack() as hooks:
         for site in sites:
 
-            def note(_: nn.Module, args: tuple[Any, ...], name: str = site.name) -> None:
-                inputs[name] = args[0]
+            def hear(_: nn.Module, args: tuple[Any, ...], site: Site = site) -> None:
+                note(site, args[0])
 
-            layer = model.get_submodule(site.layers[0])
-            hooks.callback(layer.register_forward_pre_hook(note).remove)
-        yield inputs
-
-
-@torch.no_grad()
-def _visit_block(
-    model: nn.Module, block: nn.Module, call: _BlockCall, sites: Sequence[Site], visit: SiteVisitor
-) -> None:
-    """Run one block again and show its sites."""
-    with _watched(model, sites) as inputs:
-        block(call.hidden, **call.kwargs)
-    for site in sites:
-        visit(site, inputs[site.name].reshape(-1, site.K), None)
+            hooks.callback(model.get_submodule(site.layers[0]).register_forward_pre_hook(hear).remove)
+        yield
 
 
 def _backward_block(
     model: nn.Module, block: nn.Module, call: _BlockCall, sites: Sequence[Site], gradient: Tensor, visit: SiteVisitor
 ) -> Tensor:
     """Run one block again with its graph, show its sites, and return the gradient with respect to its input."""
-    with _watched(model, sites) as inputs, torch.enable_grad():
+    inputs: dict[str, Tensor] = {}
+    with _watched(model, sites, lambda site, x: inputs.update({site.name: x})), torch.enable_grad():
         leaf = call.hidden.detach().requires_grad_()
         output = _first(block(leaf, **call.kwargs))
         wanted = [leaf, *(inputs[site.name] for site in sites)]

@@ -67,7 +67,7 @@ class CalibrationSettings:
         outlier_fraction: outliers a side, as a share of a token's K values; they are left out of the clustering.
         scale_kind: the token scale s_t of the codebooks; method oasis-plus finds codebooks of its own.
         importance: what a value weighs in K-Means: `fisher`, its diagonal Fisher information as in the paper, or
-            `error`, its squared error alone, which needs no backward pass and takes about a third of the time.
+            `error`, its squared error alone, which needs no backward pass and takes less than half the time.
     """
 
     dataset: str | None = None

@@ -66,7 +66,8 @@ def test_without_gradients_activations_and_loss_are_the_same() -> None:
         for kept, gradients in zip(both, (True, False), strict=True)
     ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-    assert list(both[0]) == list(both[1])
+    assert list(both[1]) == [site.name for site in sites]
+    assert set(both[0]) == set(both[1])
     for name, x in both[0].items():
         torch.testing.assert_close(both[1][name], x)
 
