@@ -19,6 +19,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 torch.set_num_threads(1)  # for tiny matrices, threads only wait for each other
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The real model first: it keeps one core for as long as all the rest keeps the others."""
+    items.sort(key=lambda item: item.get_closest_marker("real_model") is None)
+
+
 def run_cli(*args: object) -> Result:
     """Run `oasis` as the command line would; standard output and error are kept apart."""
     return CliRunner().invoke(oasis, [str(arg) for arg in args], prog_name="oasis")
