@@ -145,6 +145,9 @@ class OutputAware:
             yield from EachAlone(job).quantize(block, layers)
             return
         self._catch_up()
+        if not layers:
+            self._stream.advance(block, {}, {})
+            return
         if options.refits:
             inputs = self._stream.inputs(block, layers, options.refit_samples)
             self._sites |= {site: self._refit(site, inputs.pop(site)) for site in list(inputs) if site in job.site_bits}

@@ -199,11 +199,11 @@ def _quantize_blocks(job: Job, files: BlockFiles, progress: Progress) -> None:
     caches = cache_codebooks(job.model, job.calibration.tokens, job.spec, job.options.seed, progress)
     with progress.task("quantizing", len(job.spec.layers), "layers") as task:
         for number, layers in files.blocks():
+            # a block that is left alone too: later ones see what it gives
             if files.take_up(number):
-                if layers:
-                    quantizer.take_over(block_of(number), partial(files.read_layers, number))
+                quantizer.take_over(block_of(number), partial(files.read_layers, number))
             else:
-                found = quantizer.quantize(block_of(number), layers) if layers else iter(())
+                found = quantizer.quantize(block_of(number), layers)
                 files.write_block(number, {name: _to_disk(name, job, layer, caches.get(name)) for name, layer in found})
             task.advance(len(layers))
 

@@ -95,9 +95,11 @@ def verify_baseline(folder: str | Path, progress: Progress = SILENT) -> list[str
     checkpoint, spec = open_baseline(folder)
     _refuse(list(_check_digests(checkpoint.path, BASELINE_KIND, BASELINE_SCHEMA_VERSION)))
     tensors = load(folder).state_dict()
-    for name, tensor in tensors.items():
-        if not all_finite(tensor):
-            raise CheckError(f"{checkpoint.path}: {name} holds NaN or infinity; {_CURE}")
+    with progress.task("checking tensors", len(tensors), "tensors") as task:
+        for name, tensor in tensors.items():
+            if not all_finite(tensor):
+                raise CheckError(f"{checkpoint.path}: {name} holds NaN or infinity; {_CURE}")
+            task.advance()
     return [
         f"files: every SHA-256 that {REPORT_NAME} lists",
         f"tensors: {len(tensors)}, all there and finite; {len(spec.layers)} layers of {spec.method}",

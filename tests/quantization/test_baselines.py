@@ -45,6 +45,19 @@ def test_without_rounding_the_model_computes_what_it_did(
     torch.testing.assert_close(logits_of(folder), wanted, atol=2e-4, rtol=2e-4)
 
 
+@pytest.mark.parametrize("ignored", ["o_proj", "mlp", r"\.1\.", "q_proj"])
+@pytest.mark.parametrize("method", ["smoothquant", "quarot", "atom"])
+def test_layers_left_alone_stay_equivalent(
+    chain: Chain, tmp_path: Path, cli: Callable[..., Result], method: str, ignored: str
+) -> None:
+    """What is rotated or scaled around a layer that is left alone still adds up to the original."""
+    bits = ("--weight-bits", 16, "--act-bits", 16)
+    folder = quantized_by(chain, tmp_path / "q", cli, "--method", method, *bits, "--ignore", ignored)
+    with torch.no_grad():
+        wanted = open_checkpoint(chain.model).load_model()(input_ids=TOKENS).logits
+    torch.testing.assert_close(logits_of(folder), wanted, atol=2e-4, rtol=2e-4)
+
+
 @pytest.mark.parametrize("method", BASELINES)
 def test_every_method_quantizes_evaluates_and_verifies(
     chain: Chain, tmp_path: Path, cli: Callable[..., Result], method: str
@@ -240,7 +253,7 @@ def test_rotations_and_scalings_change_nothing_in_any_family(family: str) -> Non
     }
     smooth(model, largest, 0.5)
     torch.testing.assert_close(model(input_ids=tokens).logits, before, atol=1e-4, rtol=1e-4)
-    rotated = rotate_model(model, 1)
+    rotated = rotate_model(model, 1, largest)
     torch.testing.assert_close(model(input_ids=tokens).logits, before, atol=1e-4, rtol=1e-4)
     assert sorted(rotated) == sorted(
         f"model.layers.{i}.{name}" for i in (0, 1) for name in ("self_attn.o_proj", "mlp.down_proj")

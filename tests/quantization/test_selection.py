@@ -16,6 +16,7 @@ from oasis_cli.formats.quantized import QuantizationSpec
 from oasis_cli.models.checkpoint import open_checkpoint
 from oasis_cli.numerics.codebook import Codebook
 from oasis_cli.numerics.gemm import ActivationFormat, dequantized
+from oasis_cli.quantization.sequential import BlockStream
 from oasis_cli.runtime.loading import load
 from tests.conftest import Chain
 
@@ -258,3 +259,23 @@ def test_it_generates_the_same_with_and_without_a_cache(quantize: Quantize) -> N
         model.generate(TOKENS[:, :8], max_new_tokens=12, do_sample=False, use_cache=kept) for kept in (True, False)
     ]
     assert torch.equal(*texts)
+
+
+@pytest.mark.parametrize("method", ["oasis-plus", "quarot"])
+def test_a_block_left_alone_is_still_passed(
+    chain: Chain, tmp_path: Path, cli: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Later blocks see what it gives: every block is passed once, in order."""
+    passed: list[int] = []
+    advance = BlockStream.advance
+
+    def note(self: BlockStream, number: int, *args: Any) -> None:
+        passed.append(number)
+        advance(self, number, *args)
+
+    monkeypatch.setattr(BlockStream, "advance", note)
+    more = ("--tune-epochs", 0) if method == "oasis-plus" else ()
+    args = ("quantize", chain.model, "--calibration", chain.calibration, "--method", method, *more)
+    done = cli(*args, "--feedback-samples", 1, "--ignore", r"layers\.1\.", "--out", tmp_path / "q")
+    assert done.exit_code == 0, done.stderr
+    assert passed == [0, 1, 2, 3]

@@ -1,5 +1,7 @@
 """Changes to a model's weights that leave what it computes as it is, so that less is lost when it is rounded."""
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -38,7 +40,10 @@ def smooth(model: PreTrainedModel, largest: dict[str, Tensor], alpha: float) -> 
     for block in blocks:
         for norm in _AFTER_NORM:
             layers = _readers(block, norm)
-            x = next(largest[names[layer]] for layer in layers if names[layer] in largest).clamp(min=_SMALLEST)
+            seen = next((largest[names[layer]] for layer in layers if names[layer] in largest), None)
+            if seen is None:  # nothing that reads this norm is quantized
+                continue
+            x = seen.clamp(min=_SMALLEST)
             w = torch.stack([layer.weight.abs().amax(dim=0) for layer in layers]).amax(dim=0).clamp(min=_SMALLEST)
             scale = (x.to(w).pow(alpha) / w.pow(1 - alpha)).clamp(min=_SMALLEST)
             block.get_parameter(f"{norm}.weight").div_(scale)
@@ -47,7 +52,7 @@ def smooth(model: PreTrainedModel, largest: dict[str, Tensor], alpha: float) -> 
 
 
 @torch.no_grad()
-def rotate_model(model: PreTrainedModel, seed: int) -> tuple[str, ...]:
+def rotate_model(model: PreTrainedModel, seed: int, quantized: Collection[str]) -> tuple[str, ...]:
     """QuaRot (Ashkboos et al. 2024): the residual stream and the inputs of o_proj and down_proj in rotated bases.
 
     The stream's rotation is a randomized Hadamard matrix, folded into embeddings, weights and output head (untied
@@ -58,6 +63,7 @@ def rotate_model(model: PreTrainedModel, seed: int) -> tuple[str, ...]:
     Args:
         model: changed in place, in float32.
         seed: of the signs.
+        quantized: layers that will be; the inputs of others need no rotation when the model runs.
 
     Returns:
         The layers whose inputs are rotated when the model runs.
@@ -71,7 +77,7 @@ def rotate_model(model: PreTrainedModel, seed: int) -> tuple[str, ...]:
     online = []
     for index, block in enumerate(blocks):
         for name, module in block.named_modules(prefix=f"{prefix}.{index}"):
-            if isinstance(module, nn.Linear) and name.endswith(_INTO_RESIDUAL):
+            if isinstance(module, nn.Linear) and name.endswith(_INTO_RESIDUAL) and name in quantized:
                 online.append(name)
     for name, size in [("the residual stream", width), *((n, model.get_submodule(n).in_features) for n in online)]:
         if hadamard_factors(size) is None:

@@ -140,7 +140,7 @@ class _Work:
         if self._options.method == "smoothquant":
             smooth(self._model, self._largest_inputs(progress), self._options.smooth_alpha)
         if self._options.method == "quarot":
-            return frozenset(rotate_model(self._model, self._options.seed))
+            return frozenset(rotate_model(self._model, self._options.seed, self._layers))
         return frozenset()
 
     @torch.no_grad()
@@ -184,10 +184,8 @@ class _Work:
             for number in range(len(blocks)):
                 inside = f"{prefix}.{number}."
                 names = tuple(name for name in self._layers if name.startswith(inside))
-                if not names:
-                    continue
                 formats = dict.fromkeys({self._layers[name] for name in names})
-                moments = stream.moments(number, names, formats, len(tokens)) if stream else {}
+                moments = stream.moments(number, names, formats, len(tokens)) if stream and names else {}
                 for name in names:
                     reports[name] = self._round(name, moments.get(self._layers[name]), name in rotated)
                     task.advance()
